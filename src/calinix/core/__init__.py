@@ -1,0 +1,1 @@
+"""The pure part: which pod serves a request. No I/O, clock, global rng or logging."""

@@ -1,0 +1,140 @@
+"""Every fact that may enter `Router.observe`. Plain data: an event can be written to a journal."""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal
+
+import msgspec
+
+from calinix.config import PodConfig, Strategy
+
+Role = Literal["single", "prefill", "decode"]
+
+
+class Failure(enum.Enum):
+    """How a leg failed; core/health.py says what each means for the pod."""
+
+    CONNECT = "connect"
+    """No connection: refused, unreachable or not within `connectMs`."""
+    REFUSED = "refused"
+    """429 or 503: back-pressure, not illness."""
+    SERVER_ERROR = "server_error"
+    """Any other 5xx."""
+    CLOSED = "closed"
+    """Closed without an answer, or with one that is not HTTP."""
+    BROKEN = "broken"
+    """Broke off in the middle of its answer."""
+    TIMEOUT = "timeout"
+    """No first token, or no next event, in time."""
+    TOTAL_TIMEOUT = "total_timeout"
+    """Not streamed and not answered within `totalMs`: by itself no sign of illness."""
+    CANCELLED = "cancelled"
+    """The client left, or the other leg failed: says nothing of the pod."""
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Base of all events."""
+
+
+class PodAdded(Event):
+    """A pod is configured. Known id and role: its settings are updated, its state is kept."""
+
+    config: PodConfig
+    role: Role
+
+
+class PodRemoved(Event):
+    """A pod is no longer configured: no new work; its slot is freed when its leases are closed."""
+
+    pod_id: str
+
+
+class PodDraining(Event):
+    """A pod is to get no new work (or is to get some again)."""
+
+    pod_id: str
+    draining: bool
+
+
+class StrategyChanged(Event):
+    """From now on, route by this."""
+
+    strategy: Strategy
+
+
+class ProbeSucceeded(Event):
+    """The health endpoint answered 2xx in time."""
+
+    pod_id: str
+
+
+class ProbeFailed(Event):
+    """The health endpoint did not answer 2xx in time. `refused`: nobody listens there."""
+
+    pod_id: str
+    refused: bool = False
+
+
+class PodHeard(Event):
+    """Some other sign of life (a scrape, a KV event)."""
+
+    pod_id: str
+
+
+class PodRestarted(Event):
+    """Evidence of a new process: what was cached is gone."""
+
+    pod_id: str
+
+
+class BlocksStored(Event):
+    """The pod's cache gained these blocks, in chain order, behind `parent` (None: at the root)."""
+
+    pod_id: str
+    parent: int | None
+    blocks: tuple[int, ...]
+
+
+class BlocksRemoved(Event):
+    """The pod's cache lost one copy of each of these blocks."""
+
+    pod_id: str
+    blocks: tuple[int, ...]
+
+
+class BlocksCleared(Event):
+    """The pod's cache is empty."""
+
+    pod_id: str
+
+
+class PrefillDone(Event):
+    """Dispatch: the prefill leg was answered; its part of the lease is given back."""
+
+    lease_id: int
+
+
+class FirstToken(Event):
+    """The first token was seen: the prompt is prefilled, decoding goes on."""
+
+    lease_id: int
+
+
+class Finished(Event):
+    """The answer is complete (any status that the pod itself gave, 4xx too). Closes the lease."""
+
+    lease_id: int
+    status: int
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Failed(Event):
+    """The request is lost on this plan. Closes the lease."""
+
+    lease_id: int
+    leg: Role
+    failure: Failure
+    status: int = 0

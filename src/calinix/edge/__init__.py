@@ -1,0 +1,1 @@
+"""Bytes and facts: HTTP on both sides, probes. No decisions."""

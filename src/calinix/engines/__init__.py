@@ -1,0 +1,1 @@
+"""What engines speak: prefill/decode exchanges and their dialects, both directions."""

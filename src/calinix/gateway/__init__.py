@@ -1,0 +1,1 @@
+"""The HTTP host that drives the Router."""

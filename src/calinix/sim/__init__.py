@@ -1,0 +1,1 @@
+"""Pods that are models: the mock pod and its load generator."""
