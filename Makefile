@@ -1,0 +1,44 @@
+# The doorway. Every target works on a fresh machine with python3 (>= 3.11), make and a package
+# index: the first call builds .venv, later ones reuse it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test check accept bench lock clean
+help: ## what can be typed here
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml requirements-dev.lock setup.py $(wildcard src/calinix/core/*.pyx)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(READY) ## mock pods, the gateway and some load, live in the terminal
+	$(BIN)/calinix demo
+
+test: $(READY) ## every test
+	$(BIN)/pytest
+
+check: $(READY) ## lint, format, types, house rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_house.py
+
+accept: $(READY) ## every acceptance figure that can be taken unattended
+	$(BIN)/python benchmarks/accept.py
+
+bench: $(READY) ## CPU per request beside nginx and vllm-router
+	$(BIN)/python benchmarks/bench_proxy.py
+
+lock: ## renew requirements-dev.lock (needs pip-tools)
+	pip-compile --quiet --upgrade --extra dev --allow-unsafe --generate-hashes --strip-extras \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
+	  -o requirements-dev.lock pyproject.toml
+
+clean: ## remove what was built
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src -name '*.so' -delete -o -name _native.c -delete
