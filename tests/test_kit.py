@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -31,7 +31,7 @@ class Echo:
             self.ended += 1
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def proxied_echo() -> AsyncIterator[tuple[FaultProxy, Echo]]:
     """An echo server behind a fault proxy."""
     echo = Echo()
@@ -45,14 +45,14 @@ async def proxied_echo() -> AsyncIterator[tuple[FaultProxy, Echo]]:
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def connected(proxy: FaultProxy) -> AsyncIterator[Pair]:
     """A connection through the proxy that has carried b"hello" both ways."""
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-    writer.write(b"hello")
-    assert await reader.readexactly(5) == b"hello"
-    yield reader, writer
-    writer.close()
+    with contextlib.closing(writer):
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        yield reader, writer
 
 
 def test_bytes_pass_and_are_counted() -> None:
@@ -126,10 +126,12 @@ def test_stall_and_restore() -> None:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(reader.read(1), 0.05)
             assert proxy.bytes_up == 5
-            late, _ = await asyncio.open_connection("127.0.0.1", proxy.port)
+            late, late_writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            late_writer.write(b"new")
             proxy.restore()
             assert await reader.readexactly(5) == b"later"
-            assert not late.at_eof()
+            assert await late.readexactly(3) == b"new"
+            late_writer.close()
 
     kit.run(main())
 
