@@ -1,0 +1,212 @@
+"""Prompt to chain of block hashes: the reference form, and the one description of the algorithm.
+
+All numbers are unsigned 64-bit and wrap. Another language reproduces it from this:
+
+    OFFSET = 0xCBF29CE484222325        (FNV-1a, 64 bit)
+    PRIME  = 0x00000100000001B3        (FNV-1a, 64 bit)
+    GOLDEN = 0x9E3779B97F4A7C15        (2**64 / golden ratio)
+
+    step(h, w):   h = (h xor w) * PRIME; h = h xor (h >> 32)
+                  h = h * GOLDEN;        h = h xor (h >> 29)
+
+FNV-1a over whole words is `(h xor w) * PRIME`; it never moves the top byte of a word down, so
+texts that differ only in every eighth byte would collide. The rest of `step` is the avalanche
+that repairs this. For a fixed `h`, `step` is a bijection in `w`, and the other way round.
+
+    digest(data): four lanes, lane i starting as OFFSET + i * GOLDEN; the data as little-endian
+                  8-byte words, the last one filled up with zero bytes; word i goes into lane
+                  i mod 4 by lane = step(lane, word). At the end
+                  step(step(step(step(len(data), lane 0), lane 1), lane 2), lane 3).
+
+    seed(namespace) = step(OFFSET, digest(namespace))
+    chain[k]        = step(chain[k - 1], digest(block k)), where chain[-1] is the seed
+
+A result of 0 is replaced by OFFSET in both, so 0 is never a chain hash. A chain hash is all the
+state there is: hashing on from `seed=chain[k]` gives the rest of the same chain.
+
+A block is `block_bytes` bytes, or `block_words` words joined by one space (a word holds no
+whitespace, so no two lists of words give the same bytes). Only full blocks count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import index
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+OFFSET: Final = 0xCBF29CE484222325
+PRIME: Final = 0x00000100000001B3
+GOLDEN: Final = 0x9E3779B97F4A7C15
+MASK: Final = 0xFFFFFFFFFFFFFFFF
+LIMIT_BLOCKS: Final = 1 << 20
+"""Longest chain that is made unless the caller says otherwise (8 MiB of hashes)."""
+
+_BATCH_BYTES: Final = 1 << 20
+_U64 = npt.NDArray[np.uint64]
+
+
+class Chain:
+    """An immutable sequence of chain hashes, one per full block: u64, never 0."""
+
+    __slots__ = ("_hashes",)
+    _hashes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, hashes: Iterable[int]) -> Chain:
+        """The chain of these hashes. Raises ValueError for 0 and for what is no u64."""
+        return _chain(tuple(checked_hash(value) for value in hashes))
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def __getitem__(self, position: int) -> int:
+        return self._hashes[index(position)]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._hashes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Chain):
+            return NotImplemented
+        return self._hashes == other._hashes
+
+    def __hash__(self) -> int:
+        return hash(self._hashes)
+
+    def __repr__(self) -> str:
+        return f"Chain({len(self)} blocks{f', last {self[-1]:016x}' if self._hashes else ''})"
+
+    def head(self, blocks: int) -> Chain:
+        """The chain of the first `blocks` blocks (all of it when it is no longer than that)."""
+        return self if blocks >= len(self) else _chain(self._hashes[: max(blocks, 0)])
+
+
+def _chain(hashes: tuple[int, ...]) -> Chain:
+    chain = Chain()
+    chain._hashes = hashes  # noqa: SLF001  the maker of chains
+    return chain
+
+
+def checked_hash(value: int) -> int:
+    """`value` when it can be a chain hash; else ValueError (or TypeError)."""
+    value = index(value)
+    if not 0 < value <= MASK:
+        raise ValueError(f"not a chain hash: {value}")
+    return value
+
+
+def checked_seed(value: int) -> int:
+    """`value` when it is a u64; else ValueError (or TypeError)."""
+    value = index(value)
+    if not 0 <= value <= MASK:
+        raise ValueError(f"not an unsigned 64-bit number: {value}")
+    return value
+
+
+def step(state: int, word: int) -> int:
+    """One word into the state: FNV-1a's xor and multiply, then the avalanche."""
+    state = ((state ^ word) * PRIME) & MASK
+    state ^= state >> 32
+    state = (state * GOLDEN) & MASK
+    return state ^ (state >> 29)
+
+
+def digest(data: bytes) -> int:
+    """The u64 digest of one block."""
+    lanes = [(OFFSET + lane * GOLDEN) & MASK for lane in range(4)]
+    for number, start in enumerate(range(0, len(data), 8)):
+        word = int.from_bytes(data[start : start + 8], "little")
+        lanes[number % 4] = step(lanes[number % 4], word)
+    state = len(data)
+    for lane in lanes:
+        state = step(state, lane)
+    return state
+
+
+def seed_of(namespace: bytes) -> int:
+    """The first state of every chain in this namespace (u64, never 0)."""
+    return step(OFFSET, digest(_checked_bytes(namespace))) or OFFSET
+
+
+def hash_bytes(seed: int, data: bytes, block_bytes: int, limit_blocks: int = LIMIT_BLOCKS) -> Chain:
+    """The chain over the full blocks of `data`, `block_bytes` bytes each, at most `limit_blocks`.
+
+    Token ids are hashed as little-endian u32 with `block_bytes` = 4 x tokens per block.
+    Raises ValueError for a block size below 1, a negative limit, a seed that is no u64.
+    """
+    state = checked_seed(seed)
+    data = _checked_bytes(data)
+    blocks = min(len(data) // _checked_block(block_bytes), _checked_limit(limit_blocks))
+    hashes: list[int] = []
+    batch = max(1, _BATCH_BYTES // block_bytes)
+    for first in range(0, blocks, batch):
+        part = data[first * block_bytes : min(first + batch, blocks) * block_bytes]
+        for value in _digests(part, block_bytes).tolist():
+            state = step(state, value) or OFFSET
+            hashes.append(state)
+    return _chain(tuple(hashes))
+
+
+def hash_words(seed: int, data: bytes, block_words: int, limit_blocks: int = LIMIT_BLOCKS) -> Chain:
+    r"""The chain over blocks of `block_words` words; any run of ASCII whitespace separates words.
+
+    Whitespace is space, \t, \n, \r, \v and \f. The last, partial block does not count.
+    Raises ValueError as `hash_bytes` does.
+    """
+    state = checked_seed(seed)
+    data = _checked_bytes(data)
+    limit = _checked_block(block_words) * _checked_limit(limit_blocks)
+    words = data.split(None, limit)[:limit]
+    hashes: list[int] = []
+    for first in range(0, len(words) - len(words) % block_words, block_words):
+        block = b" ".join(words[first : first + block_words])
+        state = step(state, digest(block)) or OFFSET
+        hashes.append(state)
+    return _chain(tuple(hashes))
+
+
+def _digests(data: bytes, block_bytes: int) -> _U64:
+    """`digest` of every block of `data` (a whole number of blocks), all blocks at once."""
+    blocks = len(data) // block_bytes
+    words_count = -(-block_bytes // 8)
+    padded = np.zeros((blocks, words_count * 8), dtype=np.uint8)
+    padded[:, :block_bytes] = np.frombuffer(data, dtype=np.uint8).reshape(blocks, block_bytes)
+    words = padded.view("<u8")
+    lanes = np.empty((blocks, 4), dtype=np.uint64)
+    lanes[:] = [(OFFSET + lane * GOLDEN) & MASK for lane in range(4)]
+    for first in range(0, words_count, 4):
+        group = words[:, first : first + 4]
+        lanes[:, : group.shape[1]] = _steps(lanes[:, : group.shape[1]], group)
+    state = np.full(blocks, block_bytes, dtype=np.uint64)
+    for lane in range(4):
+        state = _steps(state, lanes[:, lane])
+    return state
+
+
+def _steps(state: _U64, word: _U64) -> _U64:
+    """`step` over arrays; numpy's u64 arithmetic on arrays wraps by itself."""
+    state = (state ^ word) * np.uint64(PRIME)
+    state ^= state >> np.uint64(32)
+    state *= np.uint64(GOLDEN)
+    return state ^ (state >> np.uint64(29))
+
+
+def _checked_bytes(data: bytes) -> bytes:
+    if not isinstance(data, bytes):
+        raise TypeError(f"expected bytes, got {type(data).__name__}")
+    return data
+
+
+def _checked_block(size: int) -> int:
+    if index(size) < 1:
+        raise ValueError(f"a block holds at least 1, not {size}")
+    return size
+
+
+def _checked_limit(limit_blocks: int) -> int:
+    if index(limit_blocks) < 0:
+        raise ValueError(f"limit_blocks must not be negative: {limit_blocks}")
+    return limit_blocks
