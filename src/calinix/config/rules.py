@@ -1,0 +1,205 @@
+"""What must hold between the keys of one file: groups, ids, URLs, counts, ports, files."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+from calinix.config.schema import Admin, CacheRegistry, Gateway, Passive
+from calinix.config.source import Problem
+from calinix.config.walk import shorten
+
+GROUPS = ("single", "dispatch")
+POD_LISTS = (
+    "upstreams.single.pods",
+    "upstreams.dispatch.prefill.pods",
+    "upstreams.dispatch.decode.pods",
+)
+HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
+ENDPOINT = "expected http://host:port or https://host:port"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+Fault = tuple[str, str]
+"""(path, what is wrong)"""
+
+
+class Draft:
+    """A file as plain data, without what was wrong by itself, and the line of every path."""
+
+    def __init__(self, tree: dict[str, object], lines: dict[str, int]):
+        self.tree = tree
+        self.lines = lines
+
+    def get(self, path: str, default: object = None) -> object:
+        """The value at a dotted path; `default` where nothing (good) stands."""
+        node: object = self.tree
+        for key in path.split("."):
+            if not isinstance(node, dict) or key not in node:
+                return default
+            node = node[key]
+        return node
+
+    def absent(self, path: str) -> bool:
+        """Nothing stands there, or null; what is wrong by itself is not absent."""
+        return path not in self.lines or (self.get(path, 0) is None)
+
+    def pods(self, group: str) -> Iterator[tuple[str, dict[str, object]]]:
+        """(path, pod) of every pod of one list."""
+        pods = self.get(group)
+        if isinstance(pods, list):
+            numbered = enumerate(pods)
+            yield from ((f"{group}[{i}]", pod) for i, pod in numbered if isinstance(pod, dict))
+
+    def line(self, path: str) -> int:
+        """The line of the path, or of what it stands in."""
+        while path and path not in self.lines:
+            path = path.rpartition(".")[0]
+        return self.lines.get(path, 1)
+
+
+def broken_rules(draft: Draft) -> list[Problem]:
+    """Every rule that the file breaks. URLs are made uniform on the way: no trailing slash."""
+    faults = [fault for rule in RULES for fault in rule(draft)]
+    return [Problem(draft.line(path), 0, path, text) for path, text in faults]
+
+
+def some_group_is_there(draft: Draft) -> Iterator[Fault]:
+    """There are single pods, or dispatch pods."""
+    if isinstance(draft.get("upstreams"), dict) and all(
+        draft.absent(f"upstreams.{group}") for group in GROUPS
+    ):
+        yield "upstreams", "expected single or dispatch (or both), found neither"
+
+
+def default_mode_is_there(draft: Draft) -> Iterator[Fault]:
+    """`gateway.defaultMode` names a group of the file."""
+    mode = draft.get("gateway.defaultMode")
+    if mode in GROUPS and draft.absent(f"upstreams.{mode}"):
+        yield "gateway.defaultMode", f"found {mode}, but there is no upstreams.{mode}"
+
+
+def ids_are_unique(draft: Draft) -> Iterator[Fault]:
+    """An id names one pod of the whole file."""
+    seen: dict[object, str] = {}
+    for group in POD_LISTS:
+        for path, pod in draft.pods(group):
+            if "id" in pod and (first := seen.setdefault(pod["id"], path)) != path:
+                where = f"{first} (line {draft.line(f'{first}.id')})"
+                yield f"{path}.id", f"expected an id of its own, {pod['id']!r} is that of {where}"
+
+
+def urls_are_endpoints(draft: Draft) -> Iterator[Fault]:
+    """Each URL is an endpoint that its role does not have yet."""
+    for group in POD_LISTS:
+        seen: dict[str, str] = {}
+        for path, pod in draft.pods(group):
+            url = pod.get("url")
+            if not isinstance(url, str):
+                continue
+            endpoint, fault = read_url(url)
+            if fault:
+                yield f"{path}.url", fault
+                continue
+            pod["url"] = url.removesuffix("/")
+            if (first := seen.setdefault(endpoint, path)) != path:
+                where = f"{first} (line {draft.line(f'{first}.url')})"
+                yield f"{path}.url", f"expected a URL of its own, {url!r} is that of {where}"
+
+
+def every_pod_has_a_slot(draft: Draft) -> Iterator[Fault]:
+    """The registry can tell all pods of all groups apart."""
+    most = draft.get("cacheRegistry.maxPods", CacheRegistry().max_pods)
+    count = sum(1 for group in POD_LISTS for _ in draft.pods(group))
+    if isinstance(most, int) and count > most:
+        yield "upstreams", f"expected at most {most} pods (cacheRegistry.maxPods), found {count}"
+
+
+def models_stand_once(draft: Draft) -> Iterator[Fault]:
+    """A pod says what it serves by `model` or by `models`."""
+    for group in POD_LISTS:
+        for path, pod in draft.pods(group):
+            if pod.get("model") is not None and pod.get("models"):
+                yield f"{path}.model", "expected model or models, found both"
+
+
+def rests_are_in_order(draft: Draft) -> Iterator[Fault]:
+    """The longest rest of an ejected pod is not shorter than the first one."""
+    path = "health.passive.maxEjectMs"
+    first = draft.get("health.passive.ejectMs", Passive().eject_ms)
+    longest = draft.get(path, Passive().max_eject_ms)
+    if isinstance(first, int) and isinstance(longest, int) and longest < first:
+        where = path if path in draft.lines else "health.passive.ejectMs"
+        yield where, f"expected maxEjectMs >= ejectMs, found {longest} and {first}"
+
+
+def ports_differ(draft: Draft) -> Iterator[Fault]:
+    """The admin port is not the inference port."""
+    port = draft.get("admin.port", Admin().port)
+    if draft.get("admin.enabled", True) is False or port == 0:
+        return
+    if port == draft.get("gateway.port", Gateway().port):
+        where = "admin.port" if "admin.port" in draft.lines else "gateway.port"
+        yield where, f"expected two ports, found {port} for both gateway.port and admin.port"
+
+
+def files_are_there(draft: Draft) -> Iterator[Fault]:
+    """Certificates and keys can be opened."""
+    for path in ("gateway.tls.certFile", "gateway.tls.keyFile", "upstreams.tls.caFile"):
+        name = draft.get(path)
+        if not isinstance(name, str):
+            continue
+        if not os.path.isfile(name):
+            yield path, f"expected a file, found none at {shorten(name)!r}"
+        elif not os.access(name, os.R_OK):
+            yield path, f"expected a readable file, {shorten(name)!r} is not"
+
+
+RULES: tuple[Callable[[Draft], Iterator[Fault]], ...] = (
+    some_group_is_there,
+    default_mode_is_there,
+    ids_are_unique,
+    urls_are_endpoints,
+    every_pod_has_a_slot,
+    models_stand_once,
+    rests_are_in_order,
+    ports_differ,
+    files_are_there,
+)
+
+
+def read_url(url: str) -> tuple[str, str]:
+    """(the endpoint in one spelling, ''), or ('', what is wrong)."""
+    if "@" in url:
+        # What stands before it may be a password: it is not shown.
+        return "", f"{ENDPOINT}, found one with a user; a pod's key goes to apiKey"
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        return "", f"{ENDPOINT}, found {shorten(url)!r}"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return "", f"{ENDPOINT}, found {shorten(url)!r}"
+    text = f"{ENDPOINT}, found {shorten(url)!r}"
+    if "://" not in url:
+        return "", f"{text}; did you mean {shorten('http://' + url)!r}?"
+    if parts.scheme not in DEFAULT_PORTS:
+        return "", text
+    if parts.path not in {"", "/"} or "?" in url or "#" in url:
+        root = f"{parts.scheme}://{parts.netloc}"
+        return "", f"{text}; remove what follows {shorten(root)!r}"
+    if port == 0 or not _is_host(host, parts.netloc) or parts.netloc.endswith(":"):
+        return "", text
+    return f"{parts.scheme}://{host}:{port or DEFAULT_PORTS[parts.scheme]}", ""
+
+
+def _is_host(host: str, netloc: str) -> bool:
+    """A name, an IPv4 address, or an IPv6 address in brackets."""
+    if not netloc.startswith("["):
+        return HOST.fullmatch(host) is not None
+    try:
+        return bool(ipaddress.IPv6Address(host)) and "%" not in host
+    except ValueError:
+        return False

@@ -1,0 +1,264 @@
+"""Checks a tree of YAML nodes against the structs and collects every problem on the way.
+
+msgspec stops at the first fault and knows no lines; this walks the same types with the nodes at
+hand, so a file is judged whole. What comes out is plain data, and msgspec makes the structs of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec.inspect as mi
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from calinix.config.near import key_hint, nearest, paths_of_keys
+from calinix.config.schema import MASK
+from calinix.config.source import Budget, Problem, entries
+
+TAG = "tag:yaml.org,2002:"
+NAMES = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
+TRUE, FALSE = {"true", "yes", "on"}, {"false", "no", "off"}
+INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]{0,30})")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+JsonLike = object
+MISSING = object()
+
+
+class Walker:
+    """One pass over one file. `problems` and `lines` (path -> line) fill as it goes."""
+
+    def __init__(self, root: mi.StructType, environ: Mapping[str, str]):
+        self.problems: list[Problem] = []
+        self.lines: dict[str, int] = {}
+        self._root = root
+        self._environ = environ
+        self._budget = Budget()
+        self._elsewhere = paths_of_keys(root)
+
+    def walk(self, node: Node) -> dict[str, JsonLike]:
+        """The file as plain data; what is wrong is left out of it and told in `problems`."""
+        tree = self._value(self._root, node, "")
+        return tree if isinstance(tree, dict) else {}
+
+    def _wrong(self, node: Node, path: str, text: str) -> object:
+        self.problems.append(Problem(node.start_mark.line + 1, 0, path, text))
+        return MISSING
+
+    def _mismatch(self, node: Node, path: str, kind: mi.Type, hint: str = "") -> object:
+        secret = is_secret(kind)
+        text = f"expected {expected(kind)}, found {found(node, secret=secret)}"
+        return self._wrong(node, path, f"{text}; {hint}" if hint else text)
+
+    def _value(self, kind: mi.Type, node: Node, path: str) -> object:
+        self._budget.spend(node)
+        self.lines[path] = node.start_mark.line + 1
+        bare = kind.type if isinstance(kind, mi.Metadata) else kind
+        if isinstance(bare, mi.UnionType):
+            return self._union(bare, node, path)
+        if isinstance(bare, mi.StructType):
+            return self._struct(bare, node, path)
+        if isinstance(bare, mi.VarTupleType):
+            return self._list(kind, bare, node, path)
+        return self._scalar(kind, bare, node, path)
+
+    def _union(self, kind: mi.UnionType, node: Node, path: str) -> object:
+        """Null where it may be; a struct for a mapping; else the one type that is left."""
+        members = [m for m in kind.types if not isinstance(m, mi.NoneType)]
+        if len(members) < len(kind.types) and tag_of(node) == "null":
+            return None
+        structs = [m for m in members if isinstance(m, mi.StructType)]
+        others = [m for m in members if not isinstance(m, mi.StructType)]
+        if structs and (isinstance(node, MappingNode) or not others):
+            return self._value(structs[0], node, path)
+        return self._value(others[0], node, path)
+
+    def _struct(self, kind: mi.StructType, node: Node, path: str) -> object:
+        if not isinstance(node, MappingNode) or tag_of(node) != "map":
+            hint = "leave the key out to use the defaults" if tag_of(node) == "null" else ""
+            return self._mismatch(node, path, kind, hint if path else "")
+        fields = {field.encode_name: field for field in kind.fields}
+        tree: dict[str, JsonLike] = {}
+        seen: dict[str, int] = {}
+        for entry in entries(node, self._budget):
+            name, line, value = entry.key, entry.line, entry.value
+            below = f"{path}.{shorten(name)}" if path else shorten(name)
+            if name in seen:
+                if not entry.merged:
+                    text = f"duplicate key (first on line {seen[name]})"
+                    self.problems.append(Problem(line, 0, below, text))
+                continue
+            seen[name] = line
+            if name not in fields:
+                text = f"unknown key; {key_hint(name, fields, self._elsewhere)}"
+                self.problems.append(Problem(line, 0, below, text))
+                continue
+            checked = self._value(fields[name].type, value, below)
+            if checked is not MISSING:
+                tree[name] = checked
+        for name, field in fields.items():
+            if field.required and name not in seen:
+                below = f"{path}.{name}" if path else name
+                self._wrong(node, below, f"missing; expected {expected(field.type)}")
+        return tree
+
+    def _list(self, kind: mi.Type, bare: mi.VarTupleType, node: Node, path: str) -> object:
+        if not isinstance(node, SequenceNode) or tag_of(node) != "seq":
+            plain = isinstance(node, ScalarNode) and tag_of(node) == "str"
+            return self._mismatch(node, path, kind, "write it as [...]" if plain else "")
+        if len(node.value) < (bare.min_length or 0):
+            return self._wrong(node, path, f"expected {expected(kind)}, found an empty list")
+        items = (self._value(bare.item_type, n, f"{path}[{i}]") for i, n in enumerate(node.value))
+        # A bad item keeps its place, so that the paths of those behind it stay true.
+        return [None if item is MISSING else item for item in items]
+
+    def _scalar(self, kind: mi.Type, bare: mi.Type, node: Node, path: str) -> object:
+        if not isinstance(node, ScalarNode) or tag_of(node) not in {*NAMES, "str", "timestamp"}:
+            hint = "tags (!name) are not supported" if tag_of(node) == "!" else ""
+            return self._mismatch(node, path, kind, hint)
+        if isinstance(bare, mi.BoolType):
+            return self._bool(kind, node, path)
+        if isinstance(bare, mi.IntType | mi.FloatType):
+            return self._number(kind, bare, node, path)
+        if isinstance(bare, mi.LiteralType) and isinstance(bare.values[0], int):
+            return self._number(kind, bare, node, path)
+        return self._text(kind, bare, node, path)
+
+    def _bool(self, kind: mi.Type, node: ScalarNode, path: str) -> object:
+        word = node.value.lower()
+        if tag_of(node) == "bool" and word in TRUE | FALSE:
+            return word in TRUE
+        hint = "remove the quotes" if word in TRUE | FALSE else ""
+        return self._mismatch(node, path, kind, hint)
+
+    def _number(
+        self, kind: mi.Type, bare: mi.IntType | mi.FloatType | mi.LiteralType, node: Node, path: str
+    ) -> object:
+        tag, text = tag_of(node), str(node.value)
+        number = number_of(text, whole=not isinstance(bare, mi.FloatType))
+        if tag not in {"int", "float"}:
+            quoted = number is not None and isinstance(node, ScalarNode) and node.style
+            return self._mismatch(node, path, kind, "remove the quotes" if quoted else "")
+        if number is None:
+            plain = "write it in plain decimal digits" if tag == "int" else ""
+            return self._mismatch(node, path, kind, plain)
+        if isinstance(bare, mi.LiteralType):
+            return number if number in bare.values else self._mismatch(node, path, kind)
+        low, high = bare.ge, bare.le
+        if (low is not None and number < low) or (high is not None and number > high):
+            return self._mismatch(node, path, kind)
+        return number
+
+    def _text(self, kind: mi.Type, bare: mi.Type, node: ScalarNode, path: str) -> object:
+        tag, text = tag_of(node), str(node.value)
+        if isinstance(bare, mi.LiteralType):
+            if tag == "str" and text in bare.values:
+                return text
+            near = nearest(text, [str(value) for value in bare.values])
+            return self._mismatch(node, path, kind, f"did you mean {near!r}?" if near else "")
+        if tag != "str":
+            # yes, 8080, 1.10 or 2026-01-01 without quotes are no text in YAML.
+            read = NAMES.get(tag, "a date")
+            hint = "" if tag == "null" else f"YAML reads it as {read}; put it in quotes"
+            return self._mismatch(node, path, kind, hint)
+        if is_secret(kind):
+            return self._secret(kind, node, path)
+        if not isinstance(bare, mi.StrType) or not text_fits(text, bare):
+            return self._mismatch(node, path, kind)
+        return text
+
+    def _secret(self, kind: mi.Type, node: ScalarNode, path: str) -> object:
+        """The text with `${NAME}` taken from the environment. Nothing of it is ever told."""
+        text = str(node.value)
+        if "${" in VARIABLE.sub("", text):
+            return self._wrong(node, path, "expected ${NAME}, found '${' without a name and '}'")
+        names = VARIABLE.findall(text)
+        for name in names:
+            if not self._environ.get(name):
+                state = "empty" if name in self._environ else "not set"
+                return self._wrong(node, path, f"the environment variable {name} is {state}")
+        value = VARIABLE.sub(lambda match: self._environ[match[1]], text)
+        if not re.fullmatch(r"[!-~]{1,4096}", value):
+            origin = f" (from {', '.join(names)})" if names else ""
+            return self._wrong(node, path, f"expected {expected(kind)}, found {MASK}{origin}")
+        return value
+
+
+def tag_of(node: Node) -> str:
+    """str, int, map ...; '!' for a tag that is not YAML's own."""
+    return node.tag.removeprefix(TAG) if node.tag.startswith(TAG) else "!"
+
+
+def is_secret(kind: mi.Type) -> bool:
+    """The value, or a list's items, must never be shown."""
+    if isinstance(kind, mi.Metadata):
+        return bool((kind.extra or {}).get("secret")) or is_secret(kind.type)
+    return isinstance(kind, mi.VarTupleType) and is_secret(kind.item_type)
+
+
+def expected(kind: mi.Type) -> str:
+    """What may stand there, in words."""
+    if isinstance(kind, mi.Metadata):
+        words = (kind.extra or {}).get("expected")
+        if is_secret(kind) and isinstance(kind.type, mi.StrType):
+            words = "a key of printable characters without spaces"
+        return str(words) if words else expected(kind.type)
+    if isinstance(kind, mi.UnionType):
+        members = [m for m in kind.types if not isinstance(m, mi.NoneType)]
+        return " or ".join(expected(member) for member in members)
+    if isinstance(kind, mi.LiteralType):
+        values = [str(value) for value in kind.values]
+        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
+    if isinstance(kind, mi.IntType | mi.FloatType):
+        name = "an integer" if isinstance(kind, mi.IntType) else "a number"
+        return f"{name} from {kind.ge} to {kind.le}" if kind.le is not None else name
+    if isinstance(kind, mi.VarTupleType):
+        return "a list with at least one entry" if kind.min_length else "a list"
+    if isinstance(kind, mi.BoolType):
+        return "true or false"
+    return "a mapping" if isinstance(kind, mi.StructType) else "a text on one line"
+
+
+def found(node: Node, *, secret: bool = False) -> str:
+    """What stands there, short, in words."""
+    if isinstance(node, MappingNode):
+        return "a mapping"
+    if isinstance(node, SequenceNode):
+        return "a list"
+    if tag_of(node) == "null" and not node.value.strip("~"):
+        return "nothing"
+    if secret:
+        return MASK
+    text = shorten(str(node.value))
+    return repr(text) if tag_of(node) in {"str", "!"} else text
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """At most `limit` characters, printable ones only."""
+    clean = text if text.isprintable() else repr(text)[1:-1]
+    return clean if len(clean) <= limit else f"{clean[: limit - 3]}..."
+
+
+def number_of(text: str, *, whole: bool) -> int | float | None:
+    """A finite decimal number, or None. 010 and 1:30 are numbers to YAML, but not to people."""
+    if INTEGER.fullmatch(text):
+        return int(text)
+    if whole or not re.fullmatch(r"[-+]?[0-9_]*\.?[0-9_]*([eE][-+]?[0-9]{1,3})?", text):
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if abs(number) <= 1e300 else None
+
+
+def text_fits(text: str, kind: mi.StrType) -> bool:
+    """Length, pattern, one line, printable."""
+    low, high = kind.min_length or 0, kind.max_length
+    return (
+        len(text) >= low
+        and (high is None or len(text) <= high)
+        and text.isprintable()
+        and (kind.pattern is None or re.search(kind.pattern, text) is not None)
+    )
