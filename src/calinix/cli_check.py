@@ -1,0 +1,81 @@
+"""`calinix check`: is the configuration good, what does it amount to, what should be known of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+
+from calinix.config import Config, expanded, json_schema, load_config
+from calinix.core.kv import COMPILED
+from calinix.errors import ConfigError
+
+DEFAULT_CONFIG = Path("./config.yaml")
+
+
+def check(
+    config: Annotated[Path, typer.Argument(help="The YAML file.")] = DEFAULT_CONFIG,
+    *,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of the file instead.")
+    ] = False,
+) -> None:
+    """Check a configuration, and print it with every default filled in.
+
+    Exit code 2, and the problems on standard error, when it cannot be used.
+    """
+    if schema:
+        text = msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode()
+        _show(text, "json")
+        return
+    try:
+        loaded = load_config(config)
+    except ConfigError as error:
+        for problem in error.problems:
+            typer.secho(problem, err=True, fg="red" if sys.stderr.isatty() else None)
+        raise typer.Exit(2) from None
+    _show(expanded(loaded).rstrip("\n"), "yaml")
+    for note in notes(loaded, compiled=COMPILED):
+        typer.secho(f"note: {note}", err=True, fg="yellow" if sys.stderr.isatty() else None)
+
+
+def notes(config: Config, *, compiled: bool) -> list[str]:
+    """What is allowed but worth knowing, one line each."""
+    gateway, upstreams = config.gateway, config.upstreams
+    found = []
+    if not compiled:
+        found.append("the compiled part is not built: decisions take several times longer")
+    if upstreams.single is None:
+        found.append("upstreams.single is absent: x-calinix-mode: single is answered 400")
+    if upstreams.dispatch is None:
+        found.append("upstreams.dispatch is absent: x-calinix-mode: dispatch is answered 400")
+    elif upstreams.dispatch.protocol == "plain":
+        found.append("upstreams.dispatch.protocol is plain: no KV cache is handed over")
+    if gateway.tokenizer == "words":
+        found.append("gateway.tokenizer is words: slower than bytes, which is the default")
+    if not config.cache_registry.enabled:
+        found.append("cacheRegistry.enabled is false: no prompt is ever believed cached")
+    if config.admin.enabled and not _is_loopback(config.admin.host):
+        found.append(f"admin.host is {config.admin.host}: whoever reaches it can drain pods")
+    if gateway.session_from_user:
+        found.append("gateway.sessionFromUser: one `user` for all requests sends all to one pod")
+    if not upstreams.tls.verify:
+        found.append("upstreams.tls.verify is false: any certificate of a pod is accepted")
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _show(text: str, language: str) -> None:
+    """To standard output, in colour for people only."""
+    if sys.stdout.isatty():
+        Console().print(Syntax(text, language, background_color="default", word_wrap=True))
+    else:
+        typer.echo(text)

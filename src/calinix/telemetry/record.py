@@ -1,0 +1,67 @@
+"""What is kept of a finished request: one record for the request log and for the metrics."""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_FIELD_CHARS = 128
+
+
+class RequestRecord(msgspec.Struct, kw_only=True, gc=False, rename="camel"):
+    """One finished request. Not frozen: the host may fill it as the request goes on.
+
+    Fields that a client chooses (`request_id`, `model`) may hold anything; they are cut before
+    they are written and never become labels.
+    """
+
+    request_id: str
+    endpoint: str = ""
+    """A path of the route table, never the client's own."""
+    mode: str = ""
+    strategy: str = ""
+    model: str = ""
+    status: int = 0
+    """As the client saw it; 499 where it left before there was one."""
+    pod_id: str = ""
+    """The pod that answered, or was last asked to; empty: no pod was asked."""
+    prefill_pod_id: str = ""
+    received_at: float = 0.0
+    """Unix time in seconds; filled in at the end where it is 0."""
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    """Mean gap between tokens (or chunks, where tokens cannot be told) of a streamed answer."""
+    e2e_s: float = 0.0
+    decision_s: float | None = None
+    prompt_blocks: int = 0
+    cached_blocks: int = 0
+    """Blocks of the prompt believed cached when it was routed."""
+    predicted_cached_tokens: float | None = None
+    prompt_tokens: int | None = None
+    """As the engine reported it, like the two that follow."""
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    chunks: int = 0
+    retries: int = 0
+    retry_reason: str = ""
+    """The failure that the retry was for."""
+    error: str = ""
+    bytes_out: int = 0
+
+    def trim(self) -> None:
+        """Makes it fit for one line: texts up to MAX_FIELD_CHARS, seconds to the microsecond."""
+        if len(self.request_id) > MAX_FIELD_CHARS:
+            self.request_id = self.request_id[:MAX_FIELD_CHARS]
+        if len(self.endpoint) > MAX_FIELD_CHARS:
+            self.endpoint = self.endpoint[:MAX_FIELD_CHARS]
+        if len(self.model) > MAX_FIELD_CHARS:
+            self.model = self.model[:MAX_FIELD_CHARS]
+        if len(self.error) > MAX_FIELD_CHARS:
+            self.error = self.error[:MAX_FIELD_CHARS]
+        self.received_at = round(self.received_at, 6)
+        self.e2e_s = round(self.e2e_s, 6)
+        if self.ttft_s is not None:
+            self.ttft_s = round(self.ttft_s, 6)
+        if self.itl_s is not None:
+            self.itl_s = round(self.itl_s, 6)
+        if self.decision_s is not None:
+            self.decision_s = round(self.decision_s, 6)
