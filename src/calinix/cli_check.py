@@ -1,4 +1,4 @@
-"""`calinix check`: is the configuration good, what does it amount to, what should be known of it."""
+"""`calinix check`: whether a configuration is good, what it amounts to, what to know of it."""
 
 from __future__ import annotations
 

@@ -57,11 +57,14 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False, rename="camel"):
             self.model = self.model[:MAX_FIELD_CHARS]
         if len(self.error) > MAX_FIELD_CHARS:
             self.error = self.error[:MAX_FIELD_CHARS]
-        self.received_at = round(self.received_at, 6)
-        self.e2e_s = round(self.e2e_s, 6)
-        if self.ttft_s is not None:
-            self.ttft_s = round(self.ttft_s, 6)
-        if self.itl_s is not None:
-            self.itl_s = round(self.itl_s, 6)
-        if self.decision_s is not None:
-            self.decision_s = round(self.decision_s, 6)
+        # Not round(): it takes five times as long, and here nobody minds the last half unit.
+        if 0.0 < self.received_at < 1e10:
+            self.received_at = int(self.received_at * 1e6) / 1e6
+        if 0.0 < self.e2e_s < 1e9:
+            self.e2e_s = int(self.e2e_s * 1e6) / 1e6
+        if (value_s := self.ttft_s) is not None and 0.0 < value_s < 1e9:
+            self.ttft_s = int(value_s * 1e6) / 1e6
+        if (value_s := self.itl_s) is not None and 0.0 < value_s < 1e9:
+            self.itl_s = int(value_s * 1e6) / 1e6
+        if (value_s := self.decision_s) is not None and 0.0 < value_s < 1e9:
+            self.decision_s = int(value_s * 1e6) / 1e6
