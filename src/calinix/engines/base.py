@@ -1,4 +1,4 @@
-"""The shape of a P/D protocol: a pure Exchange that names the next HTTP legs."""
+"""The shape of a P/D protocol, and edits of JSON bodies that leave untouched values as they are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from calinix.errors import CalinixError
+from calinix.errors import BadRequest, CalinixError
 
 LegRole = Literal["single", "prefill", "decode"]
 
@@ -41,3 +41,76 @@ class Exchange(Protocol):
     def after(self, leg: Leg, answer: LegAnswer) -> tuple[Leg, ...]:
         """The legs that follow the answer to `leg` (a 2xx). Raises ExchangeError."""
         ...
+
+
+JsonMembers = dict[str, msgspec.Raw]
+"""A JSON object's members by decoded name, each value in its exact bytes."""
+
+TRANSFER_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params"})
+TRANSFER_PREFIX = "bootstrap_"
+EXTRA_ARGS_FIELD = "vllm_xargs"
+"""vLLM hands its members to the engine as if they were top-level fields."""
+
+_members = msgspec.json.Decoder(JsonMembers)
+
+
+def decode_members(body: bytes) -> JsonMembers:
+    """The members of a JSON object; of duplicate names the last one counts, as for the engines.
+
+    Raises BadRequest when `body` is not a JSON object.
+    """
+    try:
+        return _members.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"The body is not a JSON object: {error}") from error
+
+
+def encode_members(members: JsonMembers) -> bytes:
+    """The object as JSON. Every value keeps its bytes."""
+    return msgspec.json.encode(members)
+
+
+def raw_member(members: JsonMembers, name: str) -> bytes:
+    """The member's bytes; empty when it is absent or null."""
+    value = members.get(name)
+    text = b"" if value is None else bytes(value)
+    return b"" if text == b"null" else text
+
+
+def with_member(body: bytes, name: str, value: bytes) -> bytes:
+    """`body`, a JSON object that has no member `name`, with that member at its end."""
+    head = body.rstrip()[:-1].rstrip()
+    comma = b"" if head == b"{" else b","
+    return b"%b%b%b:%b}" % (head, comma, msgspec.json.encode(name), value)
+
+
+def is_transfer_field(name: str) -> bool:
+    """Whether a member of this name steers KV transfers: only the router may set it."""
+    return name in TRANSFER_FIELDS or name.startswith(TRANSFER_PREFIX)
+
+
+def drop_transfer_fields(members: JsonMembers) -> bool:
+    """Takes transfer fields out of `members` and of its `vllm_xargs`; whether there were any."""
+    dropped = [name for name in members if is_transfer_field(name)]
+    for name in dropped:
+        del members[name]
+    extra = members.get(EXTRA_ARGS_FIELD)
+    if extra is None or bytes(memoryview(extra)[:1]) != b"{":
+        return bool(dropped)
+    inner = decode_members(bytes(extra))
+    kept = {name: value for name, value in inner.items() if not is_transfer_field(name)}
+    if len(kept) == len(inner):
+        return bool(dropped)
+    members[EXTRA_ARGS_FIELD] = msgspec.Raw(encode_members(kept))
+    return True
+
+
+def strip_transfer_fields(body: bytes) -> bytes:
+    """`body` without client-supplied transfer fields; the same object when there are none.
+
+    Found by the parser, so that escaped and duplicate names cannot hide them. A client-supplied
+    handle can hang a decode engine and, on disconnect, kill it. Raises BadRequest when `body` is
+    not a JSON object.
+    """
+    members = decode_members(body)
+    return encode_members(members) if drop_transfer_fields(members) else body

@@ -1,0 +1,100 @@
+"""The token counts that an engine states at the end of an answer, read from its last bytes."""
+
+from __future__ import annotations
+
+import msgspec
+
+TAIL_BYTES = 2048
+"""Enough of an answer's end for `read_usage`: the widest real tail is under half of it."""
+
+_TRIES = 8
+_KEY = b'"usage"'
+_SPACE = b" \t\r\n"
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts of one answer; None where the engine did not say."""
+
+    prompt_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+    """Prompt tokens that were a prefix hit on the pod."""
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Wire(msgspec.Struct, frozen=True):
+    """The usage objects of OpenAI's chat, completions and responses, and of Anthropic's messages.
+
+    Anthropic's `input_tokens` leaves out what was read from or written to the cache.
+    """
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+    def prompt(self) -> int | None:
+        if self.prompt_tokens is not None or self.input_tokens is None:
+            return self.prompt_tokens
+        read, created = self.cache_read_input_tokens, self.cache_creation_input_tokens
+        return self.input_tokens + (read or 0) + (created or 0)
+
+
+_decoder = msgspec.json.Decoder(_Wire)
+
+
+def read_usage(tail: bytes) -> Usage | None:
+    """The last usage object in `tail`: the end of a JSON body or of an SSE stream.
+
+    None when there is none, or only a part of one. Generated text cannot forge one: inside a
+    JSON string the quotes of `"usage"` are escaped.
+    """
+    end = len(tail)
+    for _ in range(_TRIES):
+        found = tail.rfind(_KEY, 0, end)
+        if found < 0:
+            return None
+        usage = _decode(_object_at(tail, found + len(_KEY)))
+        if usage is not None:
+            return usage
+        end = found
+    return None
+
+
+def _object_at(text: bytes, position: int) -> bytes | None:
+    """The object after `: ` at `position`, up to its closing brace; None if there is none."""
+    start = text.find(b"{", position, position + 8)
+    if start < 0 or text[position:start].strip(_SPACE) != b":":
+        return None
+    closing = start
+    for _ in range(_TRIES):
+        closing = text.find(b"}", closing + 1)
+        if closing < 0:
+            return None
+        # Usage objects hold numbers, nulls and objects of the same kind, so braces are structure.
+        if text.count(b"{", start, closing) == text.count(b"}", start, closing + 1):
+            return text[start : closing + 1]
+    return None
+
+
+def _decode(text: bytes | None) -> Usage | None:
+    if text is None:
+        return None
+    try:
+        wire = _decoder.decode(text)
+    except msgspec.MsgspecError:
+        return None
+    prompt = wire.prompt()
+    output = wire.completion_tokens if wire.completion_tokens is not None else wire.output_tokens
+    if prompt is None and output is None:
+        return None
+    details = wire.prompt_tokens_details or wire.input_tokens_details
+    cached = wire.cache_read_input_tokens if details is None else details.cached_tokens
+    return Usage(prompt, output, cached)
