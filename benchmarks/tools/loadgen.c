@@ -14,6 +14,8 @@
  * -A  take any body; otherwise whole answers must equal each other, and a stream must have exactly
  *     CHUNKS events and [DONE]: those that do not are counted in `bad`
  *
+ * SIGTERM or SIGINT ends the run early, with its report.
+ *
  * Out: rps, errs (no answer, broken, or not 200), bad, recon (connections opened again), p50, p90,
  * p99, max (us), cpu_us_req and cpu_us_chunk (CPU of the -P processes), util, rss_mb, lg_util,
  * mock_util, and `other`: cores used by anybody else meanwhile, which is the noise; hits: answers
@@ -87,6 +89,7 @@ static struct prompt templates[TEMPLATES], hot_template;
 static struct expectation expected = {.same = true};
 static int poller, idle_count;
 static bool measuring;
+static volatile sig_atomic_t told_to_stop;
 static long started; /* requests sent so far */
 
 /* ---- samples ---- */
@@ -372,6 +375,12 @@ static struct books begin_measuring(void)
     return read_books();
 }
 
+static void on_signal(int number)
+{
+    (void)number;
+    told_to_stop = 1;
+}
+
 static void run(void)
 {
     struct epoll_event events[EVENTS_PER_WAIT];
@@ -382,12 +391,13 @@ static void run(void)
         long now = now_ns();
         if (!measuring && now >= measure_from)
             from = begin_measuring();
-        if (now >= end || (!may_start() && idle_count == options.connections))
+        bool all_answered = !may_start() && idle_count == options.connections;
+        if (now >= end || all_answered || told_to_stop)
             break;
         long wait_ns = start_due(now) - now_ns();
         struct timespec timeout = {.tv_nsec = wait_ns > 0 ? wait_ns : 0};
         int count = epoll_pwait2(poller, events, EVENTS_PER_WAIT, &timeout, NULL);
-        for (int i = 0; i < count; i++)
+        for (int i = 0; i < count; i++) /* count is -1 when a signal came */
             on_event(events[i].data.ptr, events[i].events);
     }
     if (!measuring)
@@ -459,6 +469,8 @@ int main(int argument_count, char **arguments)
 {
     int option;
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGTERM, on_signal);
+    signal(SIGINT, on_signal);
     while ((option = getopt(argument_count, arguments, "p:c:d:w:N:n:S:H:m:u:G:st:g:r:AP:M:")) != -1)
         read_option(option);
     if (optind < argument_count || options.connections < 1 || options.prompt.shared_percent < 0 ||

@@ -1,0 +1,173 @@
+"""Slices of measurement, and what they come to: medians, and ratios of CPU between contenders."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from harness import contenders as who
+from harness.tools import Load
+
+NOISY_CORES = 0.5
+"""A slice during which others used more than this many cores is not quotable."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One kind of load; `per` names the field of Load that is compared."""
+
+    name: str
+    what: str
+    arguments: tuple[str, ...]
+    per: str = "cpu_us_req"
+    unit: str = "CPU us/request"
+
+
+CASES = (
+    Case("chat-200", "200 B prompts, 32 connections", ("-c", "32", "-n", "200")),
+    Case("chat-32k", "32 KB prompts, 32 connections", ("-c", "32", "-n", "32768")),
+    Case(
+        "stream",
+        "128 streams of a chunk each 10 ms, 12.6k chunks/s",
+        ("-c", "128", "-n", "200", "-s", "-t", "100", "-g", "10000"),
+        "cpu_us_chunk",
+        "CPU us/chunk",
+    ),
+    Case("latency", "200 B prompts, one connection", ("-c", "1", "-n", "200"), "p50", "p50 us"),
+)
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """Calinix may cost at most `limit` times what the peer costs in this case."""
+
+    case: str
+    peer: str
+    limit: float
+
+
+BARS = (
+    Bar("chat-200", who.ROUND_ROBIN, 0.70),
+    Bar("chat-200", who.CACHE_AWARE, 0.25),
+    Bar("chat-200", who.NGINX, 3.0),
+    Bar("chat-32k", who.ROUND_ROBIN, 0.95),
+    Bar("chat-32k", who.CACHE_AWARE, 0.27),
+    Bar("chat-32k", who.NGINX, 4.2),
+    Bar("stream", who.ROUND_ROBIN, 0.85),
+)
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """One measurement of one fresh process; `attempts` counts the noisy ones before it, and it."""
+
+    case: str
+    contender: str
+    repeat: int
+    attempts: int
+    load: Load
+
+    @property
+    def is_noisy(self) -> bool:
+        """Others used the machine meanwhile."""
+        return self.load.other > NOISY_CORES
+
+    def value(self, case: Case) -> float:
+        """What the case compares."""
+        return float(getattr(self.load, case.per))
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Several values in one line."""
+
+    median: float
+    min: float
+    max: float
+
+
+class Summary(msgspec.Struct, frozen=True, rename="camel"):
+    """All slices of one contender in one case."""
+
+    case: str
+    contender: str
+    value: Spread
+    unit: str
+    p50_us: float
+    p99_us: float
+    rps: float
+    rss_mb: float
+    slices: int
+    noisy_slices: int
+    faults: int
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """Calinix's median over a peer's; min and max are of the single repeats, side by side."""
+
+    case: str
+    peer: str
+    ratio: Spread
+    limit: float | None
+    holds: bool | None
+    noisy: bool
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median, least and most."""
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def summarise(slices: Sequence[Slice]) -> list[Summary]:
+    """One summary for each contender in each case, in the order of CASES."""
+    summaries = []
+    for case in CASES:
+        mine = [one for one in slices if one.case == case.name]
+        for name in dict.fromkeys(one.contender for one in mine):
+            taken = [one for one in mine if one.contender == name]
+            summaries.append(
+                Summary(
+                    case=case.name,
+                    contender=name,
+                    value=spread([one.value(case) for one in taken]),
+                    unit=case.unit,
+                    p50_us=statistics.median(one.load.p50 for one in taken),
+                    p99_us=statistics.median(one.load.p99 for one in taken),
+                    rps=statistics.median(one.load.rps for one in taken),
+                    rss_mb=statistics.median(one.load.rss_mb for one in taken),
+                    slices=len(taken),
+                    noisy_slices=sum(one.is_noisy for one in taken),
+                    faults=sum(not one.load.is_whole for one in taken),
+                )
+            )
+    return summaries
+
+
+def ratios(slices: Sequence[Slice]) -> list[Ratio]:
+    """Calinix against each peer in each case; empty when Calinix was not measured."""
+    found = []
+    limits = {(bar.case, bar.peer): bar.limit for bar in BARS}
+    for case in CASES:
+        values: dict[str, dict[int, float]] = {}
+        for one in slices:
+            if one.case == case.name:
+                values.setdefault(one.contender, {})[one.repeat] = one.value(case)
+        mine = values.pop(who.CALINIX, {})
+        for peer, theirs in values.items():
+            pairs = [mine[i] / theirs[i] for i in mine if theirs.get(i)]
+            if not pairs:
+                continue
+            median = statistics.median(mine.values()) / statistics.median(theirs.values())
+            limit = limits.get((case.name, peer))
+            names = (who.CALINIX, peer)
+            concerned = [s for s in slices if s.case == case.name and s.contender in names]
+            whole = all(s.load.is_whole for s in concerned)
+            found.append(
+                Ratio(
+                    case=case.name,
+                    peer=peer,
+                    ratio=Spread(median, min(pairs), max(pairs)),
+                    limit=limit,
+                    holds=None if limit is None else whole and median <= limit,
+                    noisy=any(s.is_noisy for s in concerned),
+                )
+            )
+    return found

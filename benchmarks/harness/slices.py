@@ -1,0 +1,95 @@
+"""Takes slices: a fresh proxy, the load on it, taken again while others disturb it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from harness.compare import NOISY_CORES, Case, Slice
+from harness.contenders import DIRECT, Contender, new_setup, started
+from harness.machine import Cores
+from harness.processes import Child, Children
+from harness.tools import Load, Loadgen, MockPods, start_load, start_mock_pods
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is measured, how long and how often."""
+
+    cases: tuple[Case, ...]
+    repeats: int
+    seconds: float
+    warm_up_s: float
+    retries: int
+    """How many times a noisy slice is taken again."""
+
+
+class Bench:
+    """One run: the mock pods stay, each slice starts and ends its own proxy."""
+
+    def __init__(self, plan: Plan, children: Children, cores: Cores, folder: Path):
+        self.plan = plan
+        self._children = children
+        self._cores = cores
+        self._folder = folder
+        self._count = 0
+        self.pods: MockPods = start_mock_pods(children, cores, folder)
+
+    def schedule(
+        self, contenders: Sequence[Contender]
+    ) -> Iterator[tuple[int, Case, Contender | None]]:
+        """Every slice to be taken; no contender: straight to a mock pod."""
+        for repeat in range(self.plan.repeats):
+            # Whoever comes first this time comes last next time.
+            turn = repeat % len(contenders)
+            for case in self.plan.cases:
+                if case.name == "latency":
+                    yield repeat, case, None
+                for contender in [*contenders[turn:], *contenders[:turn]]:
+                    yield repeat, case, contender
+
+    def take(self, repeat: int, case: Case, contender: Contender | None) -> Slice:
+        """One slice; of noisy attempts the quietest is kept."""
+        best = self._measure(case, contender)
+        attempts = 1
+        while best.other > NOISY_CORES and attempts <= self.plan.retries:
+            again = self._measure(case, contender)
+            best = min(best, again, key=lambda load: load.other)
+            attempts += 1
+        name = contender.name if contender else DIRECT
+        return Slice(case.name, name, repeat, attempts, best)
+
+    def _measure(self, case: Case, contender: Contender | None) -> Load:
+        with self.under_load(case, contender) as (_, load):
+            return load.result()
+
+    @contextlib.contextmanager
+    def under_load(
+        self, case: Case, contender: Contender | None
+    ) -> Iterator[tuple[Child | None, Loadgen]]:
+        """A fresh proxy with the load of a case just begun on it; read the load's result inside."""
+        if contender is None:
+            yield None, self._load(case, self.pods.ports[0], ())
+            return
+        self._count += 1
+        folder = self._folder / str(self._count)
+        setup = new_setup(self.pods.ports, folder)
+        with started(self._children, contender, setup, self._cores.proxy) as proxy:
+            yield proxy, self._load(case, setup.port, proxy.pids())
+        shutil.rmtree(folder)
+
+    def _load(self, case: Case, port: int, watched: Sequence[int]) -> Loadgen:
+        return start_load(
+            self._children,
+            self._cores,
+            self._folder,
+            port,
+            seconds=self.plan.seconds,
+            warm_up_s=self.plan.warm_up_s,
+            arguments=case.arguments,
+            watched=watched,
+            mock_pid=self.pods.child.pid,
+        )
