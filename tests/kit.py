@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import re
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import msgspec
 import uvloop
@@ -21,6 +22,7 @@ from faultproxy import reserve_port
 
 CALINIX = Path(sys.executable).with_name("calinix")
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def run(main: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
@@ -43,6 +45,16 @@ def run(main: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
         assert not unhandled, unhandled
         assert not left, left
     return result
+
+
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Lets pytest call a test that is a coroutine function; see `run`."""
+
+    @functools.wraps(test)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return wrapper
 
 
 async def until(
