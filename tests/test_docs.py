@@ -24,6 +24,7 @@ import yaml
 import kit
 from calinix.config import Config, load_config
 from faultproxy import reserve_port
+from fleets import fleet_of, gateway_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src" / "calinix"
@@ -126,6 +127,16 @@ def test_alert_rules_speak_of_metrics_that_are_there(block: Block) -> None:
 def operations() -> str:
     """The text of docs/operations.md."""
     return (ROOT / "docs" / "operations.md").read_text("utf-8")
+
+
+@kit.on_loop
+async def test_metrics_table_is_what_a_scrape_shows() -> None:
+    """The table lists every metric of Calinix with its kind, and no other."""
+    rows = re.findall(r"^\| `(calinix_\w+)` \| (\w+) \|", operations(), re.MULTILINE)
+    async with fleet_of(single=1) as fleet, gateway_of(fleet.config()) as gateway:
+        assert gateway.admin
+        text = (await kit.http(gateway.admin.port, "GET", "/metrics")).body.decode()
+    assert sorted(rows) == sorted(re.findall(r"^# TYPE (calinix_\w+) (\w+)", text, re.MULTILINE))
 
 
 def run_block(block: Block, ports: dict[str, int], folder: Path) -> None:
