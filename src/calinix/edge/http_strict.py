@@ -1,0 +1,200 @@
+"""What both ends insist on in an HTTP/1.1 head, beyond what the parser refuses by itself."""
+
+from __future__ import annotations
+
+import re
+
+from calinix.errors import BadRequest, CalinixError, HttpError
+
+MAX_FIELDS = 256
+"""Header fields in one head."""
+MAX_LENGTH_DIGITS = 15
+
+METHODS = {
+    name.encode("ascii"): name
+    for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+}
+VERSIONS = {b"HTTP/1.1": 1, b"HTTP/1.0": 0}
+SINGLE_FIELDS = frozenset({b"host", b"content-length", b"transfer-encoding"})
+"""Fields whose repetition makes two readers of the same bytes disagree."""
+
+_VISIBLE = bytes(range(0x21, 0x7F))
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+;=-]+)(?::[0-9]*)?").fullmatch
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)(/[^?]*)?(?:\?(.*))?", re.IGNORECASE).fullmatch
+
+Fields = list[tuple[bytes, bytes]]
+
+
+class FramingError(CalinixError):
+    """The bytes are not HTTP/1.1 as we accept it. The message says what is wrong."""
+
+
+class NotServedError(HttpError):
+    """A method or an upgrade that this server does not speak."""
+
+    status = 501
+    type = "invalid_request_error"
+
+
+class VersionError(HttpError):
+    """An HTTP version other than 1.0 and 1.1."""
+
+    status = 505
+    type = "invalid_request_error"
+
+
+class ExpectationError(HttpError):
+    """An `Expect` other than 100-continue."""
+
+    status = 417
+    type = "invalid_request_error"
+
+
+class OverloadedError(HttpError):
+    """The server holds as many connections or request bytes as it may."""
+
+    status = 503
+    type = "service_unavailable_error"
+
+
+def read_request_line(line: bytes) -> tuple[str, bytes, int]:
+    """Method, target and minor version of a request line without its CRLF. Raises HttpError."""
+    parts = line.split(b" ")
+    if len(parts) != 3:
+        raise BadRequest("the request line is not `method target version`")
+    minor = VERSIONS.get(parts[2])
+    if minor is None:
+        if re.fullmatch(rb"HTTP/[0-9]\.[0-9]", parts[2]):
+            raise VersionError("this server speaks HTTP/1.1 and HTTP/1.0")
+        raise BadRequest("the request line does not end in an HTTP version")
+    method = METHODS.get(parts[0])
+    if method is None:
+        if _TOKEN(parts[0]):
+            raise NotServedError("this method is not served")
+        raise BadRequest("the method is not a token")
+    return method, parts[1], minor
+
+
+def split_target(method: str, target: bytes) -> tuple[str, bytes]:
+    """Path and query of a request target in origin, absolute or asterisk form. Raises BadRequest.
+
+    The authority of an absolute target is dropped: nothing is routed by the host's name.
+    """
+    if target.translate(None, _VISIBLE) or b"#" in target:
+        raise BadRequest("the request target holds a byte that no target may hold")
+    if target[:1] == b"/":
+        path, _, query = target.partition(b"?")
+        return path.decode("ascii"), query
+    if target == b"*" and method == "OPTIONS":
+        return "*", b""
+    match = _ABSOLUTE(target)
+    if match is None or not _HOST(match[1]):
+        raise BadRequest("the request target is neither a path nor an http URL")
+    return (match[2] or b"/").decode("ascii"), match[3] or b""
+
+
+def first_values(fields: Fields) -> dict[bytes, bytes]:
+    """The first value of each name. Raises FramingError for a repeated SINGLE_FIELDS name."""
+    values = dict(fields)
+    if len(values) != len(fields):
+        values = {}
+        for name, value in fields:
+            if name not in values:
+                values[name] = value
+            elif name in SINGLE_FIELDS:
+                raise FramingError(f"repeated {name.decode('ascii')}")
+    return values
+
+
+def connection_tokens(fields: Fields) -> frozenset[bytes]:
+    """The lower-cased members of every Connection field; those that name fields are hop-by-hop."""
+    return frozenset(
+        token.strip(b" \t").lower()
+        for name, value in fields
+        if name == b"connection"
+        for token in value.split(b",")
+    )
+
+
+def keeps_alive(minor: int, values: dict[bytes, bytes], fields: Fields) -> bool:
+    """Whether the connection outlives this message, by its version and Connection fields."""
+    value = values.get(b"connection")
+    if value is None:
+        return minor == 1
+    if len(values) == len(fields):
+        lowered = value.lower()
+        if lowered == b"keep-alive":
+            return True
+        if lowered == b"close":
+            return False
+    tokens = connection_tokens(fields)
+    return b"close" not in tokens and (minor == 1 or b"keep-alive" in tokens)
+
+
+def body_length(minor: int, values: dict[bytes, bytes]) -> int | None:
+    """How the body ends: its Content-Length, -1 for chunked, None where neither is stated.
+
+    Raises FramingError for what two readers could understand in two ways.
+    """
+    coding = values.get(b"transfer-encoding")
+    length = values.get(b"content-length")
+    if coding is not None:
+        if length is not None:
+            raise FramingError("both content-length and transfer-encoding")
+        if minor == 0:
+            raise FramingError("transfer-encoding in HTTP/1.0")
+        if coding.lower() != b"chunked":
+            raise FramingError("transfer-encoding other than chunked")
+        return -1
+    if length is None:
+        return None
+    if not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
+        raise FramingError("content-length is not a number")
+    return int(length)
+
+
+def check_host(minor: int, values: dict[bytes, bytes]) -> None:
+    """HTTP/1.1 has exactly one Host, and it is a host. Raises BadRequest."""
+    host = values.get(b"host")
+    if host is None:
+        if minor == 1:
+            raise BadRequest("HTTP/1.1 needs a host header")
+    elif not _HOST(host):
+        raise BadRequest("the host header does not name a host")
+
+
+class HeadBuffer:
+    """Gathers a head that comes in pieces, so that the parser is fed once (pieces cost it n^2)."""
+
+    __slots__ = ("_data", "_max_bytes")
+
+    def __init__(self, max_bytes: int):
+        self._data = bytearray()
+        self._max_bytes = max_bytes
+
+    def __bool__(self) -> bool:
+        return bool(self._data)
+
+    def push(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """The head and what follows it, or None while its end is to come.
+
+        Raises OverflowError over the bound, FramingError on a bare LF (which a strict search for
+        the head's end would wait behind).
+        """
+        held = self._data
+        known = len(held)
+        held += data
+        end = held.find(b"\r\n\r\n", max(known - 3, 0))
+        if end < 0:
+            if len(held) > self._max_bytes:
+                raise OverflowError
+            window = held[max(known - 1, 0) :]
+            if window.count(b"\n") != window.count(b"\r\n") + (window[0] == 10 and known > 0):
+                raise FramingError("a line ends in a bare LF")
+            return None
+        if end + 4 > self._max_bytes:
+            raise OverflowError
+        whole = bytes(held)
+        held.clear()
+        return whole[: end + 4], whole[end + 4 :]
