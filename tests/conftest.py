@@ -1,1 +1,9 @@
-"""Puts this folder on the import path, so that every test can use kit.py and faultproxy.py."""
+"""For all tests. Its being here also puts this folder (kit.py, faultproxy.py ...) on the path."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# A slow machine is no failure: pytest's own timeout bounds a test.
+settings.register_profile("calinix", deadline=None, print_blob=True)
+settings.load_profile("calinix")
