@@ -26,7 +26,7 @@ from harness.machine import BENCHMARKS, choose_cores, describe_machine, write_js
 from harness.processes import BenchmarkError, Children
 from harness.profile import profile
 from harness.slices import Bench, Plan
-from harness.tables import print_ratios, print_summaries
+from harness.tables import new_console, print_ratios, print_summaries
 from harness.tools import build_tools
 
 RESULTS = BENCHMARKS / "results" / "proxy.json"
@@ -43,7 +43,7 @@ METHOD = (
 def main() -> int:
     """The command line; 1 when a bar does not hold or an answer was wrong."""
     arguments = _arguments()
-    console = Console()
+    console = new_console()
     try:
         return run(arguments, console)
     except BenchmarkError as error:

@@ -63,8 +63,10 @@ class Children:
         self._running: list[Child] = []
 
     def __enter__(self) -> Self:
-        # SIGTERM would otherwise end this process without running any `finally`.
+        # SIGTERM would end this process without running any `finally`, and shells start what
+        # runs in the background with SIGINT ignored.
         signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         return self
 
     def __exit__(self, *_: object) -> None:

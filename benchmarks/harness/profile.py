@@ -24,20 +24,21 @@ def profile(bench: Bench, case: Case, contender: Contender) -> tuple[Path, Load]
         if proxy is None:
             raise BenchmarkError("there is no proxy to watch")
         time.sleep(plan.warm_up_s)
-        report = record(proxy.pid, plan.seconds, BUILD / f"profile-{case.name}")
+        report = record(proxy.pids(), plan.seconds, BUILD / f"profile-{case.name}")
         return report, load.result()
 
 
-def record(pid: int, seconds: float, stem: Path) -> Path:
-    """Runs py-spy, else perf, on a process; raises BenchmarkError when neither is here."""
+def record(pids: list[int], seconds: float, stem: Path) -> Path:
+    """Runs py-spy, else perf, on a proxy; raises BenchmarkError when neither is here."""
     if shutil.which("py-spy"):
         flames = stem.with_suffix(".svg")
-        _run("py-spy", "record", "-p", str(pid), "-d", f"{seconds:.0f}", "-o", str(flames))
+        _run("py-spy", "record", "-p", str(pids[0]), "-d", f"{seconds:.0f}", "-o", str(flames))
         return flames
     if not shutil.which("perf"):
         raise BenchmarkError("no profiler here: install py-spy (pip) or perf (linux-perf)")
+    joined = ",".join(str(pid) for pid in pids)
     samples, report = stem.with_suffix(".perf"), stem.with_suffix(".txt")
-    _run("perf", "record", "-q", "-g", "-o", str(samples), "-p", str(pid), "sleep", f"{seconds}")
+    _run("perf", "record", "-q", "-g", "-o", str(samples), "-p", joined, "sleep", f"{seconds}")
     report.write_text(_run("perf", "report", "--stdio", "--no-children", "-i", str(samples)))
     return report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -9,34 +10,40 @@ from rich.table import Table
 
 from harness.compare import CASES, Ratio, Summary
 
-WHAT = {case.name: case.what for case in CASES}
+
+def new_console() -> Console:
+    """As wide as the terminal; wide enough for the tables where there is none."""
+    return Console() if sys.stdout.isatty() else Console(width=120)
 
 
 def print_summaries(console: Console, summaries: Sequence[Summary]) -> None:
     """Each contender in each case."""
     table = Table(title="Medians (least to most)", title_justify="left")
     table.add_column("case")
-    table.add_column("contender")
-    for name in ("CPU or p50", "", "requests/s", "p50 us", "p99 us", "RSS MB", "notes"):
-        table.add_column(name, justify="left" if name in ("", "notes") else "right")
-    last = ""
-    for one in summaries:
-        if last and one.case != last:
-            table.add_section()
-        value = f"{one.value.median:.1f} ({one.value.min:.1f} to {one.value.max:.1f})"
-        table.add_row(
-            "" if one.case == last else WHAT[one.case],
-            one.contender,
-            value,
-            one.unit,
-            f"{one.rps:,.0f}",
-            f"{one.p50_us:,.0f}",
-            f"{one.p99_us:,.0f}",
-            f"{one.rss_mb:.0f}",
-            _notes(one),
-        )
-        last = one.case
+    table.add_column("contender", no_wrap=True)
+    for name in ("us", "", "requests/s", "p50 us", "p99 us", "RSS MB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("notes")
+    for case in CASES:
+        mine = [one for one in summaries if one.case == case.name]
+        heading = f"{case.name}: {case.unit}"
+        for one in mine:
+            table.add_row(
+                heading if one is mine[0] else "",
+                one.contender,
+                f"{one.value.median:.1f}",
+                f"({one.value.min:.1f} to {one.value.max:.1f})",
+                f"{one.rps:,.0f}",
+                f"{one.p50_us:,.0f}",
+                f"{one.p99_us:,.0f}",
+                f"{one.rss_mb:.0f}",
+                _notes(one),
+                end_section=one is mine[-1],
+            )
     console.print(table)
+    for case in CASES:
+        if any(one.case == case.name for one in summaries):
+            console.print(f"{case.name}: {case.what}", highlight=False)
 
 
 def _notes(one: Summary) -> str:
@@ -56,7 +63,7 @@ def print_ratios(console: Console, ratios: Sequence[Ratio]) -> None:
     table.add_column("case")
     table.add_column("peer")
     for name in ("ratio", "least", "most", "at most"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for one in ratios:
         verdict = {None: "", True: "[green]holds[/green]", False: "[red]does not hold[/red]"}
