@@ -186,6 +186,16 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def break_off(self) -> None:
+        """End an answer that cannot be completed: what was written goes out, without its end.
+
+        The client then knows that something is missing; an end would say that it is whole.
+        """
+        self._release()
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
     # ---- what the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
