@@ -47,7 +47,7 @@ def main() -> int:
     try:
         return run(arguments, console)
     except BenchmarkError as error:
-        console.print(f"[red]{error}[/red]", highlight=False)
+        console.print(str(error), style="red", markup=False, highlight=False)
         return 2
     except KeyboardInterrupt:
         return 130

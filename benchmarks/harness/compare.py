@@ -109,6 +109,7 @@ class Ratio(msgspec.Struct, frozen=True):
     limit: float | None
     holds: bool | None
     noisy: bool
+    """Half or more of the slices of either were disturbed: not quotable."""
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -141,6 +142,12 @@ def summarise(slices: Sequence[Slice]) -> list[Summary]:
     return summaries
 
 
+def _is_noisy(slices: Sequence[Slice], contender: str) -> bool:
+    """Whether half or more of its slices are: then its median need not be a quiet one."""
+    mine = [one.is_noisy for one in slices if one.contender == contender]
+    return 2 * sum(mine) >= len(mine)
+
+
 def ratios(slices: Sequence[Slice]) -> list[Ratio]:
     """Calinix against each peer in each case; empty when Calinix was not measured."""
     found = []
@@ -167,7 +174,7 @@ def ratios(slices: Sequence[Slice]) -> list[Ratio]:
                     ratio=Spread(median, min(pairs), max(pairs)),
                     limit=limit,
                     holds=None if limit is None else whole and median <= limit,
-                    noisy=any(s.is_noisy for s in concerned),
+                    noisy=any(_is_noisy(concerned, name) for name in names),
                 )
             )
     return found

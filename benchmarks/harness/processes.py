@@ -80,6 +80,8 @@ class Children:
         *,
         core: int | None = None,
         stdout: IO[bytes] | int | None = None,
+        folder: Path | None = None,
+        environment: dict[str, str] | None = None,
     ) -> Child:
         """Starts `command`, pinned to `core` if one is given; `stdout` defaults to the log."""
         line = [*_prefix(core), *command]
@@ -90,6 +92,8 @@ class Children:
                     stdin=subprocess.DEVNULL,
                     stdout=output if stdout is None else stdout,
                     stderr=output,
+                    cwd=folder,
+                    env=environment,
                     start_new_session=True,
                 )
             except OSError as error:
