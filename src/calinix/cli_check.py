@@ -55,7 +55,7 @@ def notes(config: Config, *, compiled: bool) -> list[str]:
     if upstreams.dispatch is None:
         found.append("upstreams.dispatch is absent: x-calinix-mode: dispatch is answered 400")
     elif upstreams.dispatch.protocol == "plain":
-        found.append("upstreams.dispatch.protocol is plain: no KV cache is handed over")
+        found.append("upstreams.dispatch.protocol is plain: only for engines that share a KV store")
     if gateway.tokenizer == "words":
         found.append("gateway.tokenizer is words: slower than bytes, which is the default")
     if not config.cache_registry.enabled:

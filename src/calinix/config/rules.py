@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from calinix.config.schema import Admin, CacheRegistry, Gateway, Passive
 from calinix.config.source import Problem
-from calinix.config.walk import shorten
+from calinix.config.walk import quoted
 
 GROUPS = ("single", "dispatch")
 POD_LISTS = (
@@ -21,6 +21,7 @@ POD_LISTS = (
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
 ENDPOINT = "expected http://host:port or https://host:port"
 DEFAULT_PORTS = {"http": 80, "https": 443}
+ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104
 
 Fault = tuple[str, str]
 """(path, what is wrong)"""
@@ -61,7 +62,7 @@ class Draft:
 
 
 def broken_rules(draft: Draft) -> list[Problem]:
-    """Every rule that the file breaks. URLs are made uniform on the way: no trailing slash."""
+    """Every rule that the file breaks. URLs come out with a lower-case scheme and no slash."""
     faults = [fault for rule in RULES for fault in rule(draft)]
     return [Problem(draft.line(path), 0, path, text) for path, text in faults]
 
@@ -99,11 +100,11 @@ def urls_are_endpoints(draft: Draft) -> Iterator[Fault]:
             url = pod.get("url")
             if not isinstance(url, str):
                 continue
-            endpoint, fault = read_url(url)
+            root, endpoint, fault = read_url(url)
             if fault:
                 yield f"{path}.url", fault
                 continue
-            pod["url"] = url.removesuffix("/")
+            pod["url"] = root
             if (first := seen.setdefault(endpoint, path)) != path:
                 where = f"{first} (line {draft.line(f'{first}.url')})"
                 yield f"{path}.url", f"expected a URL of its own, {url!r} is that of {where}"
@@ -136,11 +137,12 @@ def rests_are_in_order(draft: Draft) -> Iterator[Fault]:
 
 
 def ports_differ(draft: Draft) -> Iterator[Fault]:
-    """The admin port is not the inference port."""
+    """The admin port is not the inference port of the same address."""
     port = draft.get("admin.port", Admin().port)
+    hosts = {draft.get("gateway.host", Gateway().host), draft.get("admin.host", Admin().host)}
     if draft.get("admin.enabled", True) is False or port == 0:
         return
-    if port == draft.get("gateway.port", Gateway().port):
+    if port == draft.get("gateway.port", Gateway().port) and (len(hosts) == 1 or hosts & ANY_HOST):
         where = "admin.port" if "admin.port" in draft.lines else "gateway.port"
         yield where, f"expected two ports, found {port} for both gateway.port and admin.port"
 
@@ -152,9 +154,9 @@ def files_are_there(draft: Draft) -> Iterator[Fault]:
         if not isinstance(name, str):
             continue
         if not os.path.isfile(name):
-            yield path, f"expected a file, found none at {shorten(name)!r}"
+            yield path, f"expected a file, found none at {quoted(name)}"
         elif not os.access(name, os.R_OK):
-            yield path, f"expected a readable file, {shorten(name)!r} is not"
+            yield path, f"expected a readable file, {quoted(name)} is not"
 
 
 RULES: tuple[Callable[[Draft], Iterator[Fault]], ...] = (
@@ -170,29 +172,29 @@ RULES: tuple[Callable[[Draft], Iterator[Fault]], ...] = (
 )
 
 
-def read_url(url: str) -> tuple[str, str]:
-    """(the endpoint in one spelling, ''), or ('', what is wrong)."""
+def read_url(url: str) -> tuple[str, str, str]:
+    """(URL without a slash, the same in one spelling, ''), or ('', '', what is wrong)."""
     if "@" in url:
         # What stands before it may be a password: it is not shown.
-        return "", f"{ENDPOINT}, found one with a user; a pod's key goes to apiKey"
+        return "", "", f"{ENDPOINT}, found one with a user; a pod's key goes to apiKey"
+    text = f"{ENDPOINT}, found {quoted(url)}"
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        return "", f"{ENDPOINT}, found {shorten(url)!r}"
+        return "", "", text
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError:
-        return "", f"{ENDPOINT}, found {shorten(url)!r}"
-    text = f"{ENDPOINT}, found {shorten(url)!r}"
+        return "", "", text
     if "://" not in url:
-        return "", f"{text}; did you mean {shorten('http://' + url)!r}?"
+        return "", "", f"{text}; did you mean {quoted('http://' + url)}?"
     if parts.scheme not in DEFAULT_PORTS:
-        return "", text
+        return "", "", text
+    root = f"{parts.scheme}://{parts.netloc}"
     if parts.path not in {"", "/"} or "?" in url or "#" in url:
-        root = f"{parts.scheme}://{parts.netloc}"
-        return "", f"{text}; remove what follows {shorten(root)!r}"
+        return "", "", f"{text}; remove what follows {quoted(root)}"
     if port == 0 or not _is_host(host, parts.netloc) or parts.netloc.endswith(":"):
-        return "", text
-    return f"{parts.scheme}://{host}:{port or DEFAULT_PORTS[parts.scheme]}", ""
+        return "", "", text
+    return root, f"{parts.scheme}://{host}:{port or DEFAULT_PORTS[parts.scheme]}", ""
 
 
 def _is_host(host: str, netloc: str) -> bool:

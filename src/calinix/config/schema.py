@@ -18,6 +18,12 @@ Factor = Annotated[float, Meta(ge=0, le=1e9)]
 Ms = Annotated[int, Meta(ge=1, le=86_400_000)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Text = Annotated[str, Meta(min_length=1, max_length=4096)]
+FileName = Annotated[
+    str, Meta(min_length=1, max_length=4096, extra={"expected": "the name of a file"})
+]
+Url = Annotated[
+    str, Meta(min_length=1, extra={"expected": "http://host:port or https://host:port"})
+]
 Path = Annotated[str, Meta(pattern=r"^/[!-~]*$", extra={"expected": "a path that begins with '/'"})]
 PodId = Annotated[
     str,
@@ -75,20 +81,21 @@ class Timeouts(Base, frozen=True):
     connect_ms: Ms = 2_000
     """To open a connection to a pod; then the request goes to another pod, once."""
     first_token_ms: Ms = 120_000
-    """Streamed: from sending the request to the pod to its first SSE data event; then 504."""
+    """Streamed: from sending the request to the pod to its first SSE data event; then 504, and it
+    counts against the pod."""
     idle_ms: Ms = 60_000
-    """Streamed: between two events; then an error event and the end of the connection."""
+    """Streamed: between two events; then an error event and the end of the connection, and it
+    counts against the pod."""
     total_ms: Ms = 600_000
     """Not streamed: to the whole answer; then 504. By itself it never ejects a pod."""
     prefill_ms: Ms = 120_000
-    """Dispatch: to the answer of a prefill leg; then one retry on another prefill pod."""
+    """Dispatch: to the answer of a prefill leg; then another prefill pod, once; then 504."""
     client_ms: Ms = 30_000
-    """For a client to send one whole request, or to take what is written to it; then 408, or the
-    end of the connection."""
+    """For a client to send one whole request; then 408, and its connection is closed."""
     keep_alive_ms: Ms = 75_000
     """A client connection without a request is closed after this."""
     drain_ms: Ms = 30_000
-    """At shutdown: for the answers that are still owed; then their connections are closed."""
+    """At shutdown: for the answers that are still owed; then their connections are cut."""
 
 
 class Waiting(Base, frozen=True):
@@ -103,23 +110,23 @@ class Waiting(Base, frozen=True):
 class ServerTls(Base, frozen=True):
     """Certificate of the inference port; both files are needed."""
 
-    cert_file: Text
+    cert_file: FileName
     """PEM file with the certificate and its chain."""
-    key_file: Text
+    key_file: FileName
     """PEM file with its private key."""
 
 
 class ClientTls(Base, frozen=True):
     """How https pods are verified."""
 
-    ca_file: Text | None = None
+    ca_file: FileName | None = None
     """PEM file with the authorities to trust; by default those of the system."""
     verify: bool = True
     """false: any certificate is accepted."""
 
 
 class Weights(Base, frozen=True):
-    """Weights of the four scores for one role; each score is in [0, 1]."""
+    """Weights of the four scores, each in [0, 1], for one role; one that is left out is 0."""
 
     cache: Factor = 0.0
     """Of the share of the prompt's blocks that the pod holds."""
@@ -222,7 +229,7 @@ class Passive(Base, frozen=True):
 
 
 class Health(Base, frozen=True):
-    """Active probes (the first five keys) and passive rules."""
+    """Active probes, and what answers to real requests say."""
 
     endpoint: Path = "/health"
     """Path that is probed with GET; 2xx is good."""
@@ -274,7 +281,7 @@ class Admin(Base, frozen=True):
 
 
 class Log(Base, frozen=True):
-    """Structured logs on standard error; one line a request when `requests` is set."""
+    """Operational logs on standard error, and the request log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is written."""
@@ -282,7 +289,7 @@ class Log(Base, frozen=True):
     """auto: console on a terminal, JSON lines otherwise."""
     requests: bool = True
     """One JSON line for every finished request."""
-    requests_file: Text | None = None
+    requests_file: FileName | None = None
     """File that request lines are appended to; by default standard output."""
 
 
@@ -300,8 +307,8 @@ class PodConfig(Base, frozen=True):
 
     id: PodId
     """Name of the pod; no two pods of a file share one."""
-    url: Text
-    """http://host:port or https://host:port."""
+    url: Url
+    """Where it listens; OpenAI's paths are added to it."""
     max_conns: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     """Requests it may have inflight; beyond that it is full."""
     labels: Labels = field(default_factory=Labels)
@@ -354,8 +361,8 @@ class DispatchUpstream(Base, frozen=True):
     mode: Literal["dispatch"] = "dispatch"
     """Says what the group is."""
     protocol: Literal["plain", "nixl"] = "plain"
-    """How the KV cache gets from prefill to decode: nixl (vLLM's NixlConnector), or plain (one
-    after the other, nothing handed over)."""
+    """How the KV cache gets from prefill to decode: nixl (vLLM's NixlConnector), or plain (one leg
+    after the other, for engines that share a KV store)."""
 
 
 class Upstreams(Base, frozen=True):

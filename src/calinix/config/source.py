@@ -82,7 +82,9 @@ def compose(text: str) -> Node:
     except (ValueError, OverflowError):
         # PyYAML lets them through for an escape beyond Unicode and for an endless %YAML version.
         line = loader.get_mark().line + 1 if loader else 0
-        raise SourceError("not valid YAML: a number that is out of range", line) from None
+        raise SourceError(
+            "not valid YAML: a character or number that is out of range", line
+        ) from None
     if root is None:
         raise SourceError("expected a mapping, found nothing", 1)
     return root
@@ -124,7 +126,7 @@ def _reason(error: yaml.MarkedYAMLError) -> str:
         return "a tab in the indentation; use spaces"
     if "undefined alias" in problem:
         return "an alias (*name) without an anchor (&name); put text that begins with * in quotes"
-    if "duplicate anchor" in problem:
+    if "duplicate anchor" in (error.context or ""):
         return "two anchors with one name"
     if "tag" in problem and "could not" not in problem and "'" in problem:
         return "a tag (!name) that is not known; put text that begins with ! in quotes"

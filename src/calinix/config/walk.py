@@ -19,10 +19,12 @@ from calinix.config.source import Budget, Problem, entries
 TAG = "tag:yaml.org,2002:"
 NAMES = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
 TRUE, FALSE = {"true", "yes", "on"}, {"false", "no", "off"}
-INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]{0,30})")
+INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]{0,300})")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
-JsonLike = object
+MANY = 10**9
+"""Bounds from here on only keep nonsense out, and are not worth telling."""
+
 MISSING = object()
 
 
@@ -37,7 +39,7 @@ class Walker:
         self._budget = Budget()
         self._elsewhere = paths_of_keys(root)
 
-    def walk(self, node: Node) -> dict[str, JsonLike]:
+    def walk(self, node: Node) -> dict[str, object]:
         """The file as plain data; what is wrong is left out of it and told in `problems`."""
         tree = self._value(self._root, node, "")
         return tree if isinstance(tree, dict) else {}
@@ -49,6 +51,8 @@ class Walker:
     def _mismatch(self, node: Node, path: str, kind: mi.Type, hint: str = "") -> object:
         secret = is_secret(kind)
         text = f"expected {expected(kind)}, found {found(node, secret=secret)}"
+        if tag_of(node) == "!":
+            hint = "tags (!name) are not supported"
         return self._wrong(node, path, f"{text}; {hint}" if hint else text)
 
     def _value(self, kind: mi.Type, node: Node, path: str) -> object:
@@ -76,13 +80,16 @@ class Walker:
 
     def _struct(self, kind: mi.StructType, node: Node, path: str) -> object:
         if not isinstance(node, MappingNode) or tag_of(node) != "map":
-            hint = "leave the key out to use the defaults" if tag_of(node) == "null" else ""
-            return self._mismatch(node, path, kind, hint if path else "")
+            hint = "its keys stand indented below it" if tag_of(node) == "null" else ""
+            return self._mismatch(node, path, kind, hint)
         fields = {field.encode_name: field for field in kind.fields}
-        tree: dict[str, JsonLike] = {}
+        tree: dict[str, object] = {}
         seen: dict[str, int] = {}
         for entry in entries(node, self._budget):
             name, line, value = entry.key, entry.line, entry.value
+            if not name:
+                self.problems.append(Problem(line, 0, path, "expected a plain name as key"))
+                continue
             below = f"{path}.{shorten(name)}" if path else shorten(name)
             if name in seen:
                 if not entry.merged:
@@ -95,6 +102,7 @@ class Walker:
                 self.problems.append(Problem(line, 0, below, text))
                 continue
             checked = self._value(fields[name].type, value, below)
+            self.lines[below] = line
             if checked is not MISSING:
                 tree[name] = checked
         for name, field in fields.items():
@@ -114,9 +122,8 @@ class Walker:
         return [None if item is MISSING else item for item in items]
 
     def _scalar(self, kind: mi.Type, bare: mi.Type, node: Node, path: str) -> object:
-        if not isinstance(node, ScalarNode) or tag_of(node) not in {*NAMES, "str", "timestamp"}:
-            hint = "tags (!name) are not supported" if tag_of(node) == "!" else ""
-            return self._mismatch(node, path, kind, hint)
+        if not isinstance(node, ScalarNode) or tag_of(node) == "!":
+            return self._mismatch(node, path, kind)
         if isinstance(bare, mi.BoolType):
             return self._bool(kind, node, path)
         if isinstance(bare, mi.IntType | mi.FloatType):
@@ -141,8 +148,10 @@ class Walker:
             quoted = number is not None and isinstance(node, ScalarNode) and node.style
             return self._mismatch(node, path, kind, "remove the quotes" if quoted else "")
         if number is None:
-            plain = "write it in plain decimal digits" if tag == "int" else ""
-            return self._mismatch(node, path, kind, plain)
+            odd = tag == "int" or ":" in text
+            return self._mismatch(
+                node, path, kind, "write it in plain decimal digits" if odd else ""
+            )
         if isinstance(bare, mi.LiteralType):
             return number if number in bare.values else self._mismatch(node, path, kind)
         low, high = bare.ge, bare.le
@@ -186,8 +195,11 @@ class Walker:
 
 
 def tag_of(node: Node) -> str:
-    """str, int, map ...; '!' for a tag that is not YAML's own."""
-    return node.tag.removeprefix(TAG) if node.tag.startswith(TAG) else "!"
+    """str, int, map ...; '!' for every tag that a configuration has no use for."""
+    tag = node.tag.removeprefix(TAG)
+    if tag in {"value", "merge"}:  # a plain = or <<
+        return "str"
+    return tag if tag in {*NAMES, "str", "timestamp", "map", "seq"} else "!"
 
 
 def is_secret(kind: mi.Type) -> bool:
@@ -212,7 +224,9 @@ def expected(kind: mi.Type) -> str:
         return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
     if isinstance(kind, mi.IntType | mi.FloatType):
         name = "an integer" if isinstance(kind, mi.IntType) else "a number"
-        return f"{name} from {kind.ge} to {kind.le}" if kind.le is not None else name
+        if kind.le is None or kind.le >= MANY:
+            return f"{name} of at least {kind.ge}"
+        return f"{name} from {kind.ge:.15g} to {kind.le:.15g}"
     if isinstance(kind, mi.VarTupleType):
         return "a list with at least one entry" if kind.min_length else "a list"
     if isinstance(kind, mi.BoolType):
@@ -226,12 +240,19 @@ def found(node: Node, *, secret: bool = False) -> str:
         return "a mapping"
     if isinstance(node, SequenceNode):
         return "a list"
-    if tag_of(node) == "null" and not node.value.strip("~"):
+    if tag_of(node) == "null":
         return "nothing"
     if secret:
         return MASK
-    text = shorten(str(node.value))
-    return repr(text) if tag_of(node) in {"str", "!"} else text
+    text = str(node.value)
+    if "://" in text and "@" in text:
+        return "a URL with a user"  # and perhaps a password
+    return quoted(text) if tag_of(node) in {"str", "!"} else shorten(text)
+
+
+def quoted(text: str, limit: int = 60) -> str:
+    """In quotes, at most `limit` characters of it, escaped where it is not printable."""
+    return repr(text if len(text) <= limit else f"{text[: limit - 3]}...")
 
 
 def shorten(text: str, limit: int = 60) -> str:
