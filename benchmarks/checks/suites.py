@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
-from harness.acceptance import Context, Row, not_run, row
+from harness.acceptance import Context, Row, not_run, row, test_counts
 from harness.machine import ROOT
 
 NO_TESTS = 5
@@ -28,8 +27,7 @@ def suite(name: str, folder: str, keyword: str = "") -> Callable[[Context], list
             return [not_run(what, "no test has that keyword")]
         if done.status is None:
             return [row(what, False, f"not done within {TIMEOUT_S:.0f} s")]
-        counts = re.findall(r"\d+ (?:passed|failed|error)s?", done.last_line)
-        said = ", ".join(counts) or done.last_line
+        said = test_counts(done.output) or done.last_line
         return [row(what, done.status == 0, f"{said} in {done.seconds:.0f} s")]
 
     return look

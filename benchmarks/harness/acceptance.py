@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import subprocess
 import sys
 import time
@@ -44,6 +45,15 @@ class Done(msgspec.Struct, frozen=True):
         """Its last words."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return lines[-1] if lines else ""
+
+
+def test_counts(output: str) -> str:
+    """pytest's own count, like "3 failed, 10 passed"; empty when it gave none."""
+    for line in reversed(output.splitlines()):
+        counts = re.findall(r"\d+ (?:passed|failed|errors?)", line)
+        if counts and " in " in line:
+            return ", ".join(counts)
+    return ""
 
 
 class Context(msgspec.Struct, frozen=True):
