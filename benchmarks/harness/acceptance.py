@@ -48,7 +48,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 def test_counts(output: str) -> str:
-    """pytest's own count, like "3 failed, 10 passed"; empty when it gave none."""
+    """The count that pytest gives, like "3 failed, 10 passed"; empty when there is none."""
     for line in reversed(output.splitlines()):
         counts = re.findall(r"\d+ (?:passed|failed|errors?)", line)
         if counts and " in " in line:
