@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import yaml
-from calinix.sim.mock_pod import MockPod
 
 import kit
 from calinix.app import App, running_gateway
 from calinix.config import parse_config
+from calinix.sim.mock_pod import MockPod, MockRole
 from calinix.sim.pod_model import PodFigures
 from faultproxy import FaultProxy
 
@@ -65,7 +65,7 @@ async def fleet_of(
 ) -> AsyncIterator[Fleet]:
     """So many unified pods, and as many prefill and decode pods each as `dispatch` says."""
     result = Fleet()
-    counts = {"single": single, "prefill": dispatch, "decode": dispatch}
+    counts: dict[MockRole, int] = {"single": single, "prefill": dispatch, "decode": dispatch}
     async with contextlib.AsyncExitStack() as stack:
         for role, count in counts.items():
             for number in range(1, count + 1):
