@@ -1,1 +1,1263 @@
-"""The compiled part."""
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The compiled part: chains, the sharded index, the mirrors of the pods, NativePrefixRegistry.
+
+The behaviour is that of hashing.py, index.py and registry.py, which say what and why; here is
+only how it is done fast, in little memory and without long pauses:
+
+- A u64 is mixed with a secret of the process before any probing, so chosen hashes cannot be
+  made to cluster. Of the mixed value the upper half picks the shard, the lower half the home.
+- Tables are open-addressed with linear probing; home = (lower half * size) >> 32 lets them grow
+  by a quarter instead of doubling. Deleting shifts back: there are no tombstones.
+- The index has `shards` tables, each mirror 64, and nodes live in pages that never move: the
+  longest step is rebuilding one shard.
+- Forgetting a slot drops its mirror and marks its bit dead in every shard; a shard is cleaned
+  when that slot next stores there, when it grows, or by `sweep`. Readers mask dead bits.
+
+No Python code runs while a table is being changed: every argument is converted first. Memory is
+taken before anything is linked, so a MemoryError leaves a consistent registry.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
+from cpython.number cimport PyNumber_Index
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+cdef extern from *:
+    """
+    #define CALINIX_OFFSET 0xCBF29CE484222325ULL
+    #define CALINIX_PRIME  0x00000100000001B3ULL
+    #define CALINIX_GOLDEN 0x9E3779B97F4A7C15ULL
+    #define CALINIX_MIX    0xD6E8FEB86659FD93ULL
+    #if defined(__GNUC__) || defined(__clang__)
+    #define CALINIX_PREFETCH(p) __builtin_prefetch(p)
+    #else
+    #define CALINIX_PREFETCH(p) ((void)(p))
+    #endif
+    """
+    const uint64_t OFFSET "CALINIX_OFFSET"
+    const uint64_t PRIME "CALINIX_PRIME"
+    const uint64_t GOLDEN "CALINIX_GOLDEN"
+    const uint64_t MIX "CALINIX_MIX"
+    void prefetch "CALINIX_PREFETCH"(const void *address) noexcept nogil
+
+cdef extern from "Python.h":
+    # With NULL a number too large for Py_ssize_t is clipped, not refused.
+    Py_ssize_t PyNumber_AsSsize_t(object value, void *error) except? -1
+
+cdef enum:
+    WORD_BITS = 64
+    PAGE_SHIFT = 10
+    PAGE_NODES = 1 << 10
+    SUBS = 64
+    PREFETCH_AHEAD = 12
+    MAX_SLOTS = 4096
+    MAX_SHARDS = 65536
+    MAX_CAPACITY = 0x7FFFFFFF
+    MAX_COPIES = 0xFFFF
+    EVICTIONS_PER_BLOCK = 4
+    EVICTIONS_AT_ONCE = 4096
+    LIMIT_BLOCKS = 1 << 20
+    FRAMES = 66  # a binary search over at most 2**63 blocks never keeps more ranges open
+    SPECULATIVE = 1
+    HIDDEN = 2
+
+cdef enum Use:
+    ROUTED
+    CONFIRMED
+    STORED
+
+
+# ---- Chains ------------------------------------------------------------------------------------
+
+cdef inline uint64_t step(uint64_t state, uint64_t word) noexcept nogil:
+    state = (state ^ word) * PRIME
+    state ^= state >> 32
+    state *= GOLDEN
+    return state ^ (state >> 29)
+
+
+cdef inline uint64_t load(const uint8_t *at) noexcept nogil:
+    # Little-endian on every platform; compilers make one load of it.
+    return (
+        <uint64_t>at[0] | <uint64_t>at[1] << 8 | <uint64_t>at[2] << 16 | <uint64_t>at[3] << 24
+        | <uint64_t>at[4] << 32 | <uint64_t>at[5] << 40 | <uint64_t>at[6] << 48
+        | <uint64_t>at[7] << 56
+    )
+
+
+cdef inline uint64_t load_part(const uint8_t *at, size_t count) noexcept nogil:
+    cdef uint64_t word = 0
+    cdef size_t i
+    for i in range(count if count < 8 else 8):
+        word |= <uint64_t>at[i] << (8 * i)
+    return word
+
+
+cdef inline uint64_t digest(const uint8_t *data, size_t length) noexcept nogil:
+    cdef uint64_t a = OFFSET
+    cdef uint64_t b = OFFSET + GOLDEN
+    cdef uint64_t c = OFFSET + 2 * GOLDEN
+    cdef uint64_t d = OFFSET + 3 * GOLDEN
+    cdef size_t left = length
+    while left >= 32:
+        a = step(a, load(data))
+        b = step(b, load(data + 8))
+        c = step(c, load(data + 16))
+        d = step(d, load(data + 24))
+        data += 32
+        left -= 32
+    if left > 0:
+        a = step(a, load_part(data, left))
+    if left > 8:
+        b = step(b, load_part(data + 8, left - 8))
+    if left > 16:
+        c = step(c, load_part(data + 16, left - 16))
+    if left > 24:
+        d = step(d, load_part(data + 24, left - 24))
+    return step(step(step(step(length, a), b), c), d)
+
+
+cdef inline uint64_t advance(uint64_t state, uint64_t word) noexcept nogil:
+    state = step(state, word)
+    return state if state != 0 else OFFSET
+
+
+cdef uint64_t checked_u64(object value) except? 0:
+    cdef object number = PyNumber_Index(value)
+    try:
+        return <uint64_t>number
+    except OverflowError:
+        raise ValueError(f"not an unsigned 64-bit number: {number}") from None
+
+
+cdef uint64_t checked_hash(object value) except 0:
+    cdef uint64_t number = checked_u64(value)
+    if number == 0:
+        raise ValueError("not a chain hash: 0")
+    return number
+
+
+cdef Py_ssize_t checked_block(object size) except -1:
+    cdef Py_ssize_t number = PyNumber_AsSsize_t(size, NULL)
+    if number < 1:
+        raise ValueError(f"a block holds at least 1, not {size}")
+    return number
+
+
+cdef Py_ssize_t checked_limit(object limit_blocks) except -1:
+    cdef Py_ssize_t number = PyNumber_AsSsize_t(limit_blocks, NULL)
+    if number < 0:
+        raise ValueError(f"limit_blocks must not be negative: {limit_blocks}")
+    return number
+
+
+cdef class Chain:
+    """An immutable sequence of chain hashes, one per full block: u64, never 0."""
+
+    cdef uint64_t *hashes
+    cdef Py_ssize_t count
+
+    def __dealloc__(self):
+        PyMem_RawFree(self.hashes)
+
+    @staticmethod
+    def of(hashes):
+        """The chain of these hashes. Raises ValueError for 0 and for what is no u64."""
+        cdef list values = list(hashes)
+        cdef Chain chain = new_chain(len(values))
+        cdef Py_ssize_t i = 0
+        for value in values:
+            chain.hashes[i] = checked_hash(value)
+            i += 1
+        chain.count = i
+        return chain
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, position):
+        cdef Py_ssize_t at = PyNumber_AsSsize_t(position, NULL)
+        if at < 0:
+            at += self.count
+        if not 0 <= at < self.count:
+            raise IndexError("chain index out of range")
+        return self.hashes[at]
+
+    def __iter__(self):
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            yield self.hashes[i]
+
+    def __eq__(self, other):
+        if not isinstance(other, Chain):
+            return NotImplemented
+        cdef Chain chain = other
+        cdef Py_ssize_t i
+        if self.count != chain.count:
+            return False
+        for i in range(self.count):
+            if self.hashes[i] != chain.hashes[i]:
+                return False
+        return True
+
+    def __hash__(self):
+        return hash((self.count, self.hashes[self.count - 1] if self.count else 0))
+
+    def __repr__(self):
+        last = f", last {self.hashes[self.count - 1]:016x}" if self.count else ""
+        return f"Chain({self.count} blocks{last})"
+
+    def head(self, blocks):
+        """The chain of the first `blocks` blocks (all of it when it is no longer than that)."""
+        cdef Py_ssize_t count = PyNumber_AsSsize_t(blocks, NULL)
+        if count >= self.count:
+            return self
+        cdef Chain chain = new_chain(count if count > 0 else 0)
+        chain.count = count if count > 0 else 0
+        memcpy(chain.hashes, self.hashes, chain.count * sizeof(uint64_t))
+        return chain
+
+
+cdef Chain new_chain(Py_ssize_t room):
+    """An empty chain with memory for `room` hashes; its maker fills it and sets the count."""
+    cdef Chain chain = Chain.__new__(Chain)
+    if <size_t>room > <size_t>-1 // 16:
+        raise MemoryError
+    chain.hashes = <uint64_t *>PyMem_RawMalloc(room * sizeof(uint64_t))
+    if chain.hashes == NULL:
+        raise MemoryError
+    return chain
+
+
+def seed_of(bytes namespace not None):
+    """The first state of every chain in this namespace (u64, never 0)."""
+    return advance(
+        OFFSET,
+        digest(<const uint8_t *>PyBytes_AS_STRING(namespace), PyBytes_GET_SIZE(namespace)),
+    )
+
+
+def hash_bytes(seed, bytes data not None, block_bytes, limit_blocks=LIMIT_BLOCKS):
+    """The chain over the full blocks of `data`; see `calinix.core.hashing.hash_bytes`."""
+    cdef uint64_t state = checked_u64(seed)
+    cdef Py_ssize_t block = checked_block(block_bytes)
+    cdef Py_ssize_t blocks = min(PyBytes_GET_SIZE(data) // block, checked_limit(limit_blocks))
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(data)
+    cdef Chain chain = new_chain(blocks)
+    cdef uint64_t *hashes = chain.hashes
+    cdef Py_ssize_t i
+    for i in range(blocks):
+        state = advance(state, digest(at + i * block, block))
+        hashes[i] = state
+    chain.count = blocks
+    return chain
+
+
+cdef inline bint is_space(uint8_t byte) noexcept nogil:
+    return byte == 32 or 9 <= byte <= 13
+
+
+def hash_words(seed, bytes data not None, block_words, limit_blocks=LIMIT_BLOCKS):
+    """The chain over blocks of whitespace words; see `calinix.core.hashing.hash_words`."""
+    cdef uint64_t state = checked_u64(seed)
+    cdef Py_ssize_t block = checked_block(block_words)
+    cdef Py_ssize_t length = PyBytes_GET_SIZE(data)
+    cdef Py_ssize_t limit = min(checked_limit(limit_blocks), (length + 1) // 2 // block)
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(data)
+    cdef Chain chain = new_chain(limit)
+    # Holds the words of one block, joined by single spaces; pages never reached cost nothing.
+    cdef uint8_t *joined = <uint8_t *>PyMem_RawMalloc(length + 1)
+    cdef Py_ssize_t used = 0, words = 0, i
+    cdef bint inside = False
+    if joined == NULL:
+        raise MemoryError
+    for i in range(length + 1):
+        if chain.count == limit:
+            break
+        if i < length and not is_space(at[i]):
+            if not inside and words > 0:
+                joined[used] = 32
+                used += 1
+            inside = True
+            joined[used] = at[i]
+            used += 1
+        elif inside:
+            inside = False
+            words += 1
+            if words == block:
+                state = advance(state, digest(joined, used))
+                chain.hashes[chain.count] = state
+                chain.count += 1
+                words = used = 0
+    PyMem_RawFree(joined)
+    return chain
+
+
+# ---- Tables: what the index and the mirrors share ------------------------------------------------
+
+cdef struct Table:
+    # Lines of eight cells, each line followed by the eight payloads of its cells (`words` u64
+    # each; the mirrors have none). A cell's home is a line; when that is full it goes into the
+    # next that is not. 0 is an empty cell, and the used cells of a line come first.
+    uint64_t *cells
+    void *memory
+    uint32_t lines
+    uint32_t used
+
+
+cdef struct Place:
+    uint64_t *line
+    uint32_t number
+    int cell  # -1: not found
+
+
+cdef inline uint64_t mixed(uint64_t block, uint64_t secret) noexcept nogil:
+    block = (block ^ secret) * GOLDEN
+    block ^= block >> 32
+    block *= MIX
+    block ^= block >> 32
+    # One block of 2**64 would be the empty cell; it shares the cell of another one.
+    return block if block != 0 else 1
+
+
+cdef inline uint32_t home_of(uint64_t cell, uint32_t lines) noexcept nogil:
+    return <uint32_t>((<uint64_t><uint32_t>cell * lines) >> 32)
+
+
+cdef inline uint64_t *line_of(Table *table, uint32_t number, uint32_t words) noexcept nogil:
+    return table.cells + <size_t>number * (8 * (1 + words))
+
+
+cdef inline uint64_t *payload(Place place, uint32_t words) noexcept nogil:
+    return place.line + 8 + place.cell * words
+
+
+cdef inline void look_up(Table *table, uint64_t cell, uint32_t words, Place *place) noexcept nogil:
+    cdef int i
+    place.cell = -1
+    if table.used == 0:
+        return
+    place.number = home_of(cell, table.lines)
+    while True:
+        place.line = line_of(table, place.number, words)
+        for i in range(8):
+            if place.line[i] == cell:
+                place.cell = i
+                return
+            if place.line[i] == 0:
+                return
+        place.number += 1
+        if place.number == table.lines:
+            place.number = 0
+
+
+cdef inline void put(Table *table, uint64_t cell, uint32_t words, Place *place) noexcept nogil:
+    """Puts a cell that is not in the table where it belongs; there is room."""
+    cdef int i
+    place.number = home_of(cell, table.lines)
+    while True:
+        place.line = line_of(table, place.number, words)
+        for i in range(8):
+            if place.line[i] == 0:
+                place.line[i] = cell
+                place.cell = i
+                table.used += 1
+                return
+        place.number += 1
+        if place.number == table.lines:
+            place.number = 0
+
+
+cdef inline bint passed_over(uint32_t hole, uint32_t at, uint32_t home) noexcept nogil:
+    # Whether a cell in line `at` with this home was put there because `hole` was full.
+    if hole <= at:
+        return not hole < home <= at
+    return at < home <= hole
+
+
+cdef inline void take_out(Table *table, Place place, uint32_t words) noexcept nogil:
+    """Empties a cell; what had to pass over its line may come back: no tombstones."""
+    cdef uint64_t *hole
+    cdef uint32_t hole_number
+    cdef int last, i
+    table.used -= 1
+    while True:
+        hole = place.line
+        hole_number = place.number
+        last = 7
+        while hole[last] == 0:
+            last -= 1
+        if place.cell != last:
+            hole[place.cell] = hole[last]
+            memcpy(payload(place, words), hole + 8 + last * words, words * sizeof(uint64_t))
+        hole[last] = 0
+        if last != 7:
+            return
+        while True:
+            place.number += 1
+            if place.number == table.lines:
+                place.number = 0
+            place.line = line_of(table, place.number, words)
+            place.cell = -1
+            for i in range(8):
+                if place.line[i] == 0:
+                    return
+                if passed_over(
+                    hole_number, place.number, home_of(place.line[i], table.lines)
+                ):
+                    place.cell = i
+                    break
+            if place.cell >= 0:
+                break
+        hole[7] = place.line[place.cell]
+        memcpy(hole + 8 + 7 * words, payload(place, words), words * sizeof(uint64_t))
+
+
+cdef inline bint is_full(Table *table) noexcept nogil:
+    # 85 %, and at least one line that is not full ends every search.
+    return <uint64_t>(table.used + 1) * 20 > <uint64_t>table.lines * (8 * 17)
+
+
+cdef int make_table(Table *table, uint32_t used, uint32_t words) except -1:
+    """An empty table for `used` cells; when it is full, the next is a quarter larger."""
+    cdef size_t lines = (<size_t>used * 25 + (8 * 17 - 1)) // (8 * 17)
+    cdef size_t size = lines * (8 * (1 + words)) * sizeof(uint64_t)
+    # Lines start where cache lines do.
+    cdef uint32_t n
+    table.memory = PyMem_RawMalloc(size + 63)
+    if table.memory == NULL:
+        raise MemoryError
+    table.cells = <uint64_t *>((<size_t>table.memory + 63) & ~<size_t>63)
+    table.lines = <uint32_t>lines
+    table.used = 0
+    for n in range(table.lines):
+        memset(line_of(table, n, words), 0, 8 * sizeof(uint64_t))
+    return 0
+
+
+# ---- Index ---------------------------------------------------------------------------------------
+
+cdef struct Index:
+    Table *shards
+    uint64_t *dead  # per shard one bitmap: bits to be taken as 0
+    uint8_t *dirty  # per shard, whether some are
+    uint32_t count
+    uint32_t words
+    uint32_t dirty_count
+    uint32_t cursor
+    uint64_t secret
+
+
+cdef inline uint32_t shard_of(Index *index, uint64_t mix) noexcept nogil:
+    return <uint32_t>(((mix >> 32) * index.count) >> 32)
+
+
+cdef inline const uint64_t *bits_of(Index *index, uint64_t mix) noexcept nogil:
+    """The bitmap of a block, dead bits included; NULL when no slot holds it."""
+    cdef Place place
+    look_up(&index.shards[shard_of(index, mix)], mix, index.words, &place)
+    return NULL if place.cell < 0 else payload(place, index.words)
+
+
+cdef inline uint64_t *dead_of(Index *index, uint32_t number) noexcept nogil:
+    return index.dead + <size_t>number * index.words
+
+
+cdef inline bint bit(const uint64_t *bits, uint32_t slot) noexcept nogil:
+    return (bits[slot // WORD_BITS] >> (slot % WORD_BITS)) & 1
+
+
+cdef inline bint shows(Index *index, uint64_t block, uint32_t slot) noexcept nogil:
+    cdef uint64_t mix = mixed(block, index.secret)
+    cdef const uint64_t *bits = bits_of(index, mix)
+    return bits != NULL and bit(bits, slot) and not bit(dead_of(index, shard_of(index, mix)), slot)
+
+
+cdef inline bint any_live(const uint64_t *bits, const uint64_t *dead, uint32_t words) noexcept nogil:
+    cdef uint32_t w
+    for w in range(words):
+        if bits[w] & ~dead[w]:
+            return True
+    return False
+
+
+cdef int rebuild(Index *index, uint32_t number) except -1:
+    """Moves a shard without its dead bits into a table that fits, with room for one more."""
+    cdef Table *shard = &index.shards[number]
+    cdef Table table
+    cdef uint32_t words = index.words, live = shard.used, n, w
+    cdef uint64_t *dead = dead_of(index, number)
+    cdef uint64_t *line
+    cdef Place place
+    cdef int i
+    cdef bint clean = not index.dirty[number]
+    if not clean:
+        live = 0
+        for n in range(shard.lines):
+            line = line_of(shard, n, words)
+            for i in range(8):
+                live += line[i] != 0 and any_live(line + 8 + i * words, dead, words)
+    make_table(&table, live + 1, words)
+    for n in range(shard.lines):
+        line = line_of(shard, n, words)
+        for i in range(8):
+            if line[i] != 0 and (clean or any_live(line + 8 + i * words, dead, words)):
+                put(&table, line[i], words, &place)
+                for w in range(words):
+                    payload(place, words)[w] = line[8 + i * words + w] & ~dead[w]
+    PyMem_RawFree(shard.memory)
+    shard[0] = table
+    if not clean:
+        index.dirty[number] = 0
+        index.dirty_count -= 1
+        memset(dead, 0, words * sizeof(uint64_t))
+    return 0
+
+
+cdef inline int reserve(Index *index, uint64_t mix, uint32_t slot) except -1:
+    """Makes sure that `add` of this block and slot needs no memory and meets no dead bit."""
+    cdef uint32_t number = shard_of(index, mix)
+    if is_full(&index.shards[number]) or bit(dead_of(index, number), slot):
+        rebuild(index, number)
+    return 0
+
+
+cdef inline void add(Index *index, uint64_t mix, uint32_t slot) noexcept nogil:
+    """`slot` holds the block from now on; `reserve` has made room."""
+    cdef Table *shard = &index.shards[shard_of(index, mix)]
+    cdef Place place
+    cdef uint32_t w
+    look_up(shard, mix, index.words, &place)
+    if place.cell < 0:
+        put(shard, mix, index.words, &place)
+        for w in range(index.words):
+            payload(place, index.words)[w] = 0
+    payload(place, index.words)[slot // WORD_BITS] |= <uint64_t>1 << (slot % WORD_BITS)
+
+
+cdef void discard(Index *index, uint64_t mix, uint32_t slot) noexcept nogil:
+    """`slot` does not hold the block any more; one that no slot holds leaves the index."""
+    cdef Table *shard = &index.shards[shard_of(index, mix)]
+    cdef Place place
+    cdef uint32_t w
+    look_up(shard, mix, index.words, &place)
+    if place.cell < 0:
+        return
+    payload(place, index.words)[slot // WORD_BITS] &= ~(<uint64_t>1 << (slot % WORD_BITS))
+    for w in range(index.words):
+        if payload(place, index.words)[w]:
+            return
+    take_out(shard, place, index.words)
+
+
+cdef void forget(Index *index, uint32_t slot) noexcept nogil:
+    """Marks the slot's bit dead in every shard."""
+    cdef uint32_t number
+    for number in range(index.count):
+        if index.shards[number].used == 0:
+            continue
+        dead_of(index, number)[slot // WORD_BITS] |= <uint64_t>1 << (slot % WORD_BITS)
+        index.dirty_count += not index.dirty[number]
+        index.dirty[number] = 1
+
+
+cdef struct Range:
+    Py_ssize_t low
+    Py_ssize_t high
+
+
+cdef inline bint next_group(
+    Index *index, const uint64_t *chain, Range *ranges, uint64_t *sets, int *open_count
+) noexcept nogil:
+    """Splits the open range on top until it is one depth; False when no range is left.
+
+    `ranges[n]` and the bitmap `sets[n * words:]` are a stack of `open_count` open ranges. The
+    group found is left right above the top: its depth in `low`. The probes are those of
+    `ShardedIndex.match`.
+    """
+    cdef uint32_t words = index.words, w
+    cdef Range *top
+    cdef uint64_t *stay
+    cdef uint64_t *move
+    cdef const uint64_t *bits
+    cdef const uint64_t *dead
+    cdef uint64_t mix, holders, some_move, some_stay
+    cdef Py_ssize_t middle
+    while open_count[0] > 0:
+        top = &ranges[open_count[0] - 1]
+        if top.low == top.high:
+            open_count[0] -= 1
+            return True
+        middle = (top.low + top.high + 1) // 2
+        mix = mixed(chain[middle - 1], index.secret)
+        bits = bits_of(index, mix)
+        if bits == NULL:
+            top.high = middle - 1
+            continue
+        dead = dead_of(index, shard_of(index, mix))
+        stay = sets + <size_t>(open_count[0] - 1) * words
+        move = stay + words
+        some_move = some_stay = 0
+        for w in range(words):
+            holders = stay[w] & bits[w] & ~dead[w]
+            move[w] = holders
+            stay[w] &= ~holders
+            some_move |= holders
+            some_stay |= stay[w]
+        if some_move == 0:
+            top.high = middle - 1
+        elif some_stay == 0:
+            memcpy(stay, move, words * sizeof(uint64_t))
+            top.low = middle
+        else:
+            ranges[open_count[0]].low = middle
+            ranges[open_count[0]].high = top.high
+            top.high = middle - 1
+            open_count[0] += 1
+    return False
+
+
+# ---- Mirror: one pod's cache -------------------------------------------------------------------
+
+cdef struct Node:
+    # Number 0 is no block: in the tree it means none, in the LRU list it closes the ring.
+    uint64_t block
+    uint32_t ahead
+    uint32_t behind
+    uint32_t parent
+    uint32_t child
+    uint32_t next
+    uint32_t previous
+    uint32_t ticket
+    uint16_t copies
+    uint16_t flags
+
+
+cdef struct Mirror:
+    Node **pages
+    uint32_t pages_count
+    uint32_t pages_room
+    uint32_t fresh  # this node and those behind it were never used
+    uint32_t free  # first of the freed nodes, linked by `behind`
+    uint32_t count
+    uint32_t capacity
+    Table tables[SUBS]  # cells: node << 32 | lower half of the mixed block
+
+
+cdef inline Node *node_of(Mirror *pod, uint32_t number) noexcept nogil:
+    return &pod.pages[number >> PAGE_SHIFT][number & (PAGE_NODES - 1)]
+
+
+cdef int add_page(Mirror *pod) except -1:
+    cdef uint32_t room
+    cdef Node **pages
+    if pod.pages_count == pod.pages_room:
+        room = pod.pages_room * 2 if pod.pages_room else 4
+        pages = <Node **>PyMem_RawRealloc(pod.pages, <size_t>room * sizeof(Node *))
+        if pages == NULL:
+            raise MemoryError
+        pod.pages = pages
+        pod.pages_room = room
+    pod.pages[pod.pages_count] = <Node *>PyMem_RawMalloc(PAGE_NODES * sizeof(Node))
+    if pod.pages[pod.pages_count] == NULL:
+        raise MemoryError
+    pod.pages_count += 1
+    return 0
+
+
+cdef void empty_mirror(Mirror *pod, uint32_t pages_kept) noexcept nogil:
+    """Drops all blocks and all pages but the first `pages_kept` (the ring is in page 0)."""
+    cdef int i
+    for i in range(SUBS):
+        PyMem_RawFree(pod.tables[i].memory)
+    memset(pod.tables, 0, sizeof(pod.tables))
+    while pod.pages_count > pages_kept:
+        pod.pages_count -= 1
+        PyMem_RawFree(pod.pages[pod.pages_count])
+    if pod.pages_count > 0:
+        memset(pod.pages[0], 0, sizeof(Node))
+    pod.fresh = 1
+    pod.free = 0
+    pod.count = 0
+
+
+cdef void free_mirror(Mirror *pod) noexcept nogil:
+    if pod != NULL:
+        empty_mirror(pod, 0)
+        PyMem_RawFree(pod.pages)
+        PyMem_RawFree(pod)
+
+
+cdef Mirror *new_mirror(uint32_t capacity) except NULL:
+    cdef Mirror *pod = <Mirror *>PyMem_RawCalloc(1, sizeof(Mirror))
+    if pod == NULL:
+        raise MemoryError
+    try:
+        add_page(pod)
+    except MemoryError:
+        free_mirror(pod)
+        raise
+    empty_mirror(pod, 1)
+    pod.capacity = capacity
+    return pod
+
+
+cdef inline Table *table_of(Mirror *pod, uint64_t mix) noexcept nogil:
+    return &pod.tables[mix >> 58]
+
+
+cdef inline uint64_t cell_of(uint32_t number, uint64_t mix) noexcept nogil:
+    return <uint64_t>number << 32 | <uint32_t>mix
+
+
+cdef inline uint32_t find(Mirror *pod, uint64_t block, uint64_t mix) noexcept nogil:
+    """The node of a block, 0 when the slot does not hold it."""
+    cdef Table *table = table_of(pod, mix)
+    cdef uint32_t number
+    cdef uint64_t *line
+    cdef int i
+    if table.used == 0:
+        return 0
+    number = home_of(mix, table.lines)
+    while True:
+        line = line_of(table, number, 0)
+        for i in range(8):
+            if line[i] == 0:
+                return 0
+            if (
+                <uint32_t>line[i] == <uint32_t>mix
+                and node_of(pod, <uint32_t>(line[i] >> 32)).block == block
+            ):
+                return <uint32_t>(line[i] >> 32)
+        number += 1
+        if number == table.lines:
+            number = 0
+
+
+cdef int grow(Table *table) except -1:
+    cdef Table larger
+    cdef Place place
+    cdef uint32_t n
+    cdef int i
+    make_table(&larger, table.used + 1, 0)
+    for n in range(table.lines):
+        for i in range(8):
+            if line_of(table, n, 0)[i] != 0:
+                put(&larger, line_of(table, n, 0)[i], 0, &place)
+    PyMem_RawFree(table.memory)
+    table[0] = larger
+    return 0
+
+
+cdef uint32_t new_node(Mirror *pod, uint64_t block, uint64_t mix) except 0:
+    """A node for a block that the slot does not hold: in the table, in no list and no tree."""
+    cdef Table *table = table_of(pod, mix)
+    cdef uint32_t number = pod.free
+    cdef Node *node
+    cdef Place place
+    if is_full(table):
+        grow(table)
+    if number == 0:
+        if pod.fresh >> PAGE_SHIFT == pod.pages_count:
+            add_page(pod)
+        number = pod.fresh
+        pod.fresh += 1
+    else:
+        pod.free = node_of(pod, number).behind
+    node = node_of(pod, number)
+    memset(node, 0, sizeof(Node))
+    node.block = block
+    put(table, cell_of(number, mix), 0, &place)
+    pod.count += 1
+    return number
+
+
+cdef void free_node(Mirror *pod, uint32_t number, uint64_t mix) noexcept nogil:
+    """Takes a node that is in no list and no tree out of the table."""
+    cdef Place place
+    look_up(table_of(pod, mix), cell_of(number, mix), 0, &place)
+    take_out(table_of(pod, mix), place, 0)
+    pod.count -= 1
+    node_of(pod, number).behind = pod.free
+    pod.free = number
+
+
+cdef inline void link_behind(Mirror *pod, uint32_t number, uint32_t ahead) noexcept nogil:
+    """Into the LRU list; `ahead` 0 is the front."""
+    cdef Node *node = node_of(pod, number)
+    cdef Node *before = node_of(pod, ahead)
+    node.ahead = ahead
+    node.behind = before.behind
+    node_of(pod, node.behind).ahead = number
+    before.behind = number
+
+
+cdef inline void unlink(Mirror *pod, uint32_t number) noexcept nogil:
+    cdef Node *node = node_of(pod, number)
+    node_of(pod, node.ahead).behind = node.behind
+    node_of(pod, node.behind).ahead = node.ahead
+
+
+cdef inline void adopt(Mirror *pod, uint32_t number, uint32_t parent) noexcept nogil:
+    """Into the tree, as the first child of `parent`."""
+    cdef Node *node = node_of(pod, number)
+    cdef Node *above = node_of(pod, parent)
+    node.parent = parent
+    node.next = above.child
+    if above.child:
+        node_of(pod, above.child).previous = number
+    above.child = number
+
+
+cdef inline void orphan(Mirror *pod, uint32_t number) noexcept nogil:
+    """Out of the tree, from under its parent."""
+    cdef Node *node = node_of(pod, number)
+    if node.parent == 0:
+        return
+    if node.previous:
+        node_of(pod, node.previous).next = node.next
+    else:
+        node_of(pod, node.parent).child = node.next
+    if node.next:
+        node_of(pod, node.next).previous = node.previous
+    node.parent = node.next = node.previous = 0
+
+
+cdef inline void mark(Node *node, bint new, Use use, uint32_t ticket) noexcept nogil:
+    """What a use says of a block."""
+    if use == ROUTED:
+        if new:
+            node.flags |= SPECULATIVE
+        if node.flags & SPECULATIVE:
+            node.ticket = ticket
+        return
+    node.flags &= ~SPECULATIVE
+    if use == STORED and node.copies < MAX_COPIES:
+        node.copies += 1
+
+
+cdef void touch(Mirror *pod, uint32_t last, Use use, uint32_t ticket) noexcept nogil:
+    """Moves the path from `last` up to the root to the front and, unless STORED, marks it.
+
+    The same as moving one block after the other, `last` first; but blocks that follow each
+    other in the list as in the path, which is the rule, move together.
+    """
+    cdef uint32_t bottom = last, top, before, after, first
+    cdef Node *node
+    while bottom:
+        top = bottom
+        while True:
+            node = node_of(pod, top)
+            if use != STORED:
+                mark(node, False, use, ticket)
+            if node.parent == 0 or node.parent != node.ahead:
+                break
+            top = node.parent
+        before = node.ahead
+        if before != 0:
+            after = node_of(pod, bottom).behind
+            node_of(pod, before).behind = after
+            node_of(pod, after).ahead = before
+            first = node_of(pod, 0).behind
+            node_of(pod, bottom).behind = first
+            node_of(pod, first).ahead = bottom
+            node_of(pod, 0).behind = top
+            node.ahead = 0
+        bottom = node.parent
+
+
+# ---- Registry ----------------------------------------------------------------------------------
+
+cdef uint32_t checked_capacity(object capacity_blocks) except? 0:
+    cdef Py_ssize_t capacity = PyNumber_AsSsize_t(capacity_blocks, NULL)
+    if capacity < 0:
+        raise ValueError(f"a capacity must not be negative: {capacity_blocks}")
+    return <uint32_t>min(capacity, <Py_ssize_t>MAX_CAPACITY)
+
+
+cdef uint32_t checked_ticket(object ticket) except? 0:
+    cdef Py_ssize_t number = PyNumber_AsSsize_t(ticket, NULL)
+    if not 0 <= number <= <Py_ssize_t>0xFFFFFFFF:
+        raise ValueError(f"not an unsigned 32-bit ticket: {ticket}")
+    return <uint32_t>number
+
+
+cdef Chain chain_of(object blocks):
+    return <Chain>blocks if isinstance(blocks, Chain) else Chain.of(blocks)
+
+
+cdef class NativePrefixRegistry:
+    """The compiled `calinix.core.registry.PrefixRegistry`, which documents every method."""
+
+    cdef Index index
+    cdef Mirror **pods
+    cdef uint32_t max_pods
+    cdef uint64_t *sets
+    cdef uint32_t *found
+
+    def __cinit__(self, max_pods=256, shards=256):
+        cdef Py_ssize_t pods_count = PyNumber_AsSsize_t(max_pods, NULL)
+        cdef Py_ssize_t shards_count = PyNumber_AsSsize_t(shards, NULL)
+        if not 1 <= pods_count <= MAX_SLOTS:
+            raise ValueError(f"max_pods must be in 1..{MAX_SLOTS}, not {max_pods}")
+        if not 1 <= shards_count <= MAX_SHARDS:
+            raise ValueError(f"shards must be in 1..{MAX_SHARDS}, not {shards}")
+        self.max_pods = <uint32_t>pods_count
+        self.index.count = <uint32_t>shards_count
+        self.index.words = (self.max_pods + WORD_BITS - 1) // WORD_BITS
+        # Differs from process to process (unless PYTHONHASHSEED says otherwise).
+        self.index.secret = <uint64_t><Py_ssize_t>hash(b"calinix.core.registry")
+        self.index.shards = <Table *>PyMem_RawCalloc(shards_count, sizeof(Table))
+        self.index.dirty = <uint8_t *>PyMem_RawCalloc(shards_count, sizeof(uint8_t))
+        self.index.dead = <uint64_t *>PyMem_RawCalloc(
+            <size_t>shards_count * self.index.words, sizeof(uint64_t)
+        )
+        self.pods = <Mirror **>PyMem_RawCalloc(self.max_pods, sizeof(Mirror *))
+        self.sets = <uint64_t *>PyMem_RawCalloc(
+            <size_t>FRAMES * self.index.words, sizeof(uint64_t)
+        )
+        self.found = <uint32_t *>PyMem_RawCalloc(self.max_pods, sizeof(uint32_t))
+        if (
+            self.index.shards == NULL or self.index.dead == NULL or self.pods == NULL
+            or self.sets == NULL or self.found == NULL or self.index.dirty == NULL
+        ):
+            raise MemoryError
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        if self.pods != NULL:
+            for i in range(self.max_pods):
+                free_mirror(self.pods[i])
+        if self.index.shards != NULL:
+            for i in range(self.index.count):
+                PyMem_RawFree(self.index.shards[i].memory)
+        PyMem_RawFree(self.pods)
+        PyMem_RawFree(self.index.shards)
+        PyMem_RawFree(self.index.dead)
+        PyMem_RawFree(self.index.dirty)
+        PyMem_RawFree(self.sets)
+        PyMem_RawFree(self.found)
+
+    def __len__(self):
+        cdef uint32_t i
+        cdef Py_ssize_t total = 0
+        for i in range(self.index.count):
+            total += self.index.shards[i].used
+        return total
+
+    def open_slot(self, slot, capacity_blocks):
+        cdef uint32_t capacity = checked_capacity(capacity_blocks)
+        cdef uint32_t number = self.number(slot)
+        if self.pods[number] != NULL:
+            self.forget_all(number)
+            self.pods[number].capacity = capacity
+        else:
+            self.pods[number] = new_mirror(capacity)
+
+    def set_capacity(self, slot, capacity_blocks):
+        cdef uint32_t capacity = checked_capacity(capacity_blocks)
+        cdef uint32_t number = self.open_number(slot)
+        cdef Mirror *pod = self.pods[number]
+        cdef int i
+        pod.capacity = capacity
+        for i in range(EVICTIONS_AT_ONCE):
+            if pod.count <= capacity:
+                break
+            self.delete(number, pod, node_of(pod, 0).ahead)
+
+    def close_slot(self, slot):
+        cdef uint32_t number = self.open_number(slot)
+        self.forget_all(number)
+        free_mirror(self.pods[number])
+        self.pods[number] = NULL
+
+    def is_open(self, slot):
+        return self.pods[self.number(slot)] != NULL
+
+    def blocks(self, slot):
+        return self.pods[self.open_number(slot)].count
+
+    def sweep(self):
+        cdef Index *index = &self.index
+        if index.dirty_count == 0:
+            return False
+        while not index.dirty[index.cursor]:
+            index.cursor = (index.cursor + 1) % index.count
+        rebuild(index, index.cursor)
+        return index.dirty_count > 0
+
+    def depths(self, Chain chain not None, const int32_t[:] slots not None, double[:] out not None):
+        cdef Py_ssize_t count = slots.shape[0], i
+        cdef uint64_t *sets = self.sets
+        cdef uint32_t deepest = 0
+        cdef int32_t slot
+        cdef Range ranges[FRAMES]
+        cdef int open_count = 1
+        if count != out.shape[0]:
+            raise ValueError(f"slots and out differ in length: {count} and {out.shape[0]}")
+        if count == 0:
+            return 0
+        memset(sets, 0, self.index.words * sizeof(uint64_t))
+        for i in range(count):
+            slot = slots[i]
+            if not 0 <= slot < <int32_t>self.max_pods or self.pods[slot] == NULL:
+                self.open_number(slot)
+            sets[slot // WORD_BITS] |= <uint64_t>1 << (slot % WORD_BITS)
+        ranges[0].low = 0
+        ranges[0].high = chain.count
+        while next_group(&self.index, chain.hashes, ranges, sets, &open_count):
+            self.note(sets + <size_t>open_count * self.index.words, ranges[open_count].low)
+            if ranges[open_count].low > deepest:
+                deepest = <uint32_t>ranges[open_count].low
+        for i in range(count):
+            out[i] = self.found[slots[i]]
+        return deepest
+
+    def match(self, Chain chain not None, candidates):
+        cdef object wanted = PyNumber_Index(candidates)
+        if wanted < 0 or wanted >> self.max_pods:
+            raise ValueError(f"candidates outside of {self.max_pods} slots")
+        cdef list groups = []
+        if not wanted:
+            return groups
+        cdef Py_ssize_t size = self.index.words * sizeof(uint64_t)
+        cdef bytearray sets = bytearray(FRAMES * size)
+        cdef uint64_t *words = <uint64_t *><char *>sets
+        cdef Range ranges[FRAMES]
+        cdef int open_count = 1
+        cdef uint32_t w
+        for w in range(self.index.words):
+            words[w] = <uint64_t>((wanted >> (w * WORD_BITS)) & MASK)
+        ranges[0].low = 0
+        ranges[0].high = chain.count
+        while next_group(&self.index, chain.hashes, ranges, words, &open_count):
+            bitmap = 0
+            for w in range(self.index.words):
+                bitmap |= <object>words[<size_t>open_count * self.index.words + w] << (
+                    w * WORD_BITS
+                )
+            groups.append((ranges[open_count].low, bitmap))
+        return groups
+
+    def route(self, slot, Chain chain not None, ticket):
+        cdef uint32_t owner = checked_ticket(ticket)
+        return self.use(self.open_number(slot), chain, ROUTED, owner)
+
+    def confirm(self, slot, Chain chain not None):
+        self.use(self.open_number(slot), chain, CONFIRMED, 0)
+
+    def withdraw(self, slot, Chain chain not None, ticket):
+        cdef uint32_t owner = checked_ticket(ticket)
+        cdef uint32_t number = self.open_number(slot)
+        cdef Mirror *pod = self.pods[number]
+        cdef Py_ssize_t i
+        cdef uint32_t at
+        cdef Node *node
+        for i in range(chain.count - 1, -1, -1):
+            at = find(pod, chain.hashes[i], mixed(chain.hashes[i], self.index.secret))
+            if at:
+                node = node_of(pod, at)
+                if node.flags & SPECULATIVE and node.ticket == owner:
+                    self.delete(number, pod, at)
+
+    def stored(self, slot, parent, blocks):
+        cdef Chain chain = chain_of(blocks)
+        cdef uint64_t root = 0 if parent is None else checked_hash(parent)
+        cdef uint32_t number = self.open_number(slot)
+        cdef Mirror *pod = self.pods[number]
+        cdef uint32_t above = 0, at
+        cdef Py_ssize_t known = 0, i
+        if root != 0:
+            above = self.shown(pod, root)
+            if above == 0:
+                return False
+        while known < chain.count:
+            at = self.shown(pod, chain.hashes[known])
+            if at == 0:
+                break
+            above = at
+            mark(node_of(pod, at), False, STORED, 0)
+            known += 1
+        touch(pod, above, STORED, 0)
+        self.store(number, pod, above, chain.hashes + known, chain.count - known, STORED, 0)
+        return True
+
+    def removed(self, slot, blocks):
+        cdef Chain chain = chain_of(blocks)
+        cdef uint32_t number = self.open_number(slot)
+        cdef Mirror *pod = self.pods[number]
+        cdef Py_ssize_t i
+        cdef uint32_t at
+        for i in range(chain.count):
+            at = find(pod, chain.hashes[i], mixed(chain.hashes[i], self.index.secret))
+            if at == 0:
+                continue
+            if node_of(pod, at).copies > 1:
+                node_of(pod, at).copies -= 1
+            else:
+                self.delete(number, pod, at)
+
+    def clear(self, slot):
+        self.forget_all(self.open_number(slot))
+
+    def dump(self, slot):
+        cdef Mirror *pod = self.pods[self.open_number(slot)]
+        cdef uint32_t at = node_of(pod, 0).behind, i, count = pod.count
+        cdef Node *nodes = <Node *>PyMem_RawMalloc(<size_t>(count + 1) * 2 * sizeof(Node))
+        cdef list states = []
+        if nodes == NULL:
+            raise MemoryError
+        for i in range(count):
+            nodes[2 * i] = node_of(pod, at)[0]
+            nodes[2 * i + 1] = node_of(pod, nodes[2 * i].parent)[0]
+            at = nodes[2 * i].behind
+        try:
+            for i in range(count):
+                states.append((
+                    nodes[2 * i].block,
+                    nodes[2 * i + 1].block,
+                    nodes[2 * i].ticket,
+                    nodes[2 * i].copies,
+                    bool(nodes[2 * i].flags & SPECULATIVE),
+                    bool(nodes[2 * i].flags & HIDDEN),
+                ))
+        finally:
+            PyMem_RawFree(nodes)
+        return states
+
+    cdef uint32_t number(self, object slot) except? 0:
+        cdef Py_ssize_t number = PyNumber_AsSsize_t(slot, NULL)
+        if not 0 <= number < <Py_ssize_t>self.max_pods:
+            raise ValueError(f"slot {slot} is outside of 0..{self.max_pods - 1}")
+        return <uint32_t>number
+
+    cdef uint32_t open_number(self, object slot) except? 0:
+        cdef uint32_t number = self.number(slot)
+        if self.pods[number] == NULL:
+            raise ValueError(f"slot {slot} is not open")
+        return number
+
+    cdef void forget_all(self, uint32_t slot) noexcept:
+        if self.pods[slot].count:
+            forget(&self.index, slot)
+        empty_mirror(self.pods[slot], 1)
+
+    cdef inline void note(self, const uint64_t *bits, Py_ssize_t depth) noexcept nogil:
+        """Writes the depth of every slot of a group into `found`."""
+        cdef uint32_t w, slot
+        cdef uint64_t word
+        for w in range(self.index.words):
+            word = bits[w]
+            slot = w * WORD_BITS
+            while word:
+                if word & 1:
+                    self.found[slot] = <uint32_t>depth
+                word >>= 1
+                slot += 1
+
+    cdef inline uint32_t shown(self, Mirror *pod, uint64_t block) noexcept nogil:
+        cdef uint32_t at = find(pod, block, mixed(block, self.index.secret))
+        return 0 if at == 0 or node_of(pod, at).flags & HIDDEN else at
+
+    cdef Py_ssize_t use(self, uint32_t slot, Chain chain, Use use, uint32_t ticket) except -1:
+        """Touches what the slot shows of the chain, stores the rest; returns the former."""
+        cdef Mirror *pod = self.pods[slot]
+        cdef Py_ssize_t low = 0, high = chain.count, middle
+        cdef uint32_t above = 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            if shows(&self.index, chain.hashes[middle - 1], slot):
+                low = middle
+            else:
+                high = middle - 1
+        if low:
+            above = self.shown(pod, chain.hashes[low - 1])
+            touch(pod, above, use, ticket)
+        self.store(slot, pod, above, chain.hashes + low, chain.count - low, use, ticket)
+        return low
+
+    cdef int store(
+        self, uint32_t slot, Mirror *pod, uint32_t above, const uint64_t *blocks,
+        Py_ssize_t count, Use use, uint32_t ticket,
+    ) except -1:
+        """Makes the slot show the blocks, each the child of the one before, until it is full."""
+        cdef Index *index = &self.index
+        cdef uint64_t mix
+        cdef uint32_t at
+        cdef Node *node
+        cdef Py_ssize_t i
+        cdef bint new
+        for i in range(count):
+            if i + PREFETCH_AHEAD < count:
+                self.fetch(pod, blocks[i + PREFETCH_AHEAD])
+            mix = mixed(blocks[i], index.secret)
+            at = find(pod, blocks[i], mix)
+            new = at == 0
+            if new:
+                if not self.make_room(slot, pod, above):
+                    return 0
+                reserve(index, mix, slot)
+                at = new_node(pod, blocks[i], mix)
+            elif node_of(pod, at).flags & HIDDEN:
+                reserve(index, mix, slot)
+                unlink(pod, at)
+                node_of(pod, at).flags &= ~HIDDEN
+            else:
+                mark(node_of(pod, at), False, use, ticket)
+                above = at
+                continue
+            link_behind(pod, at, above)
+            if above:
+                adopt(pod, at, above)
+            add(index, mix, slot)
+            node = node_of(pod, at)
+            mark(node, new, use, ticket)
+            above = at
+        return 0
+
+    cdef inline void fetch(self, Mirror *pod, uint64_t block) noexcept nogil:
+        """Asks for the lines of the tables that storing this block will read."""
+        cdef uint64_t mix = mixed(block, self.index.secret)
+        cdef Table *shard = &self.index.shards[shard_of(&self.index, mix)]
+        cdef Table *table = table_of(pod, mix)
+        prefetch(line_of(shard, home_of(mix, shard.lines), self.index.words))
+        prefetch(line_of(table, home_of(mix, table.lines), 0))
+
+    cdef bint make_room(self, uint32_t slot, Mirror *pod, uint32_t above) noexcept:
+        """Evicts until one more block fits; False when only the path to `above` is left."""
+        cdef int i
+        cdef uint32_t last
+        for i in range(EVICTIONS_PER_BLOCK):
+            if pod.count < pod.capacity:
+                break
+            last = node_of(pod, 0).ahead
+            if last == 0 or last == above:
+                return False
+            self.delete(slot, pod, last)
+        return True
+
+    cdef void delete(self, uint32_t slot, Mirror *pod, uint32_t number) noexcept:
+        """The block goes; its descendants are hidden and lose their place in the tree."""
+        cdef Node *node = node_of(pod, number)
+        cdef Node *below
+        cdef uint32_t at = number
+        orphan(pod, number)
+        if not node.flags & HIDDEN:
+            discard(&self.index, mixed(node.block, self.index.secret), slot)
+        while True:
+            below = node_of(pod, at)
+            if below.child:
+                at = below.child
+            elif at == number:
+                break
+            else:
+                at = below.parent
+                orphan(pod, <uint32_t>node_of(pod, at).child)
+                discard(&self.index, mixed(below.block, self.index.secret), slot)
+                below.flags |= HIDDEN
+        unlink(pod, number)
+        free_node(pod, number, mixed(node.block, self.index.secret))
+
+
+cdef object MASK = (1 << 64) - 1
