@@ -1,0 +1,113 @@
+"""A pod's KV blocks: pinned by jobs, shared by prefix, kept as an LRU cache when nobody pins them.
+
+Pure. A block is known by its chain hash: the hash of everything from the prompt's start to its
+end, with model, LoRA and cache salt as the chain's first state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+
+def chain_of(namespace: bytes, tokens: Sequence[int], block_size: int) -> list[int]:
+    """The chain hashes of the full blocks of `tokens`. Nothing is shared across namespaces."""
+    state = int.from_bytes(hashlib.blake2b(namespace, digest_size=8).digest(), "little")
+    chain = []
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        state = hash((state, *tokens[start : start + block_size]))
+        chain.append(state)
+    return chain
+
+
+class Block:
+    """One block: its number, the jobs that hold it, and what it holds once that is computed."""
+
+    __slots__ = ("chain_hash", "number", "pins")
+
+    def __init__(self, number: int):
+        self.number = number
+        self.pins = 1
+        self.chain_hash: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Block({self.number}, pins={self.pins}, chain_hash={self.chain_hash})"
+
+
+class KvBlocks:
+    """A fixed number of blocks. Numbers start at 1: engines keep block 0 for themselves."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self._numbers = list(range(capacity, 0, -1))
+        self._known: dict[int, Block] = {}
+        self._unpinned: dict[int, Block] = {}
+
+    @property
+    def used(self) -> int:
+        """Blocks that some job holds."""
+        return self.capacity - len(self._numbers) - len(self._unpinned)
+
+    @property
+    def cached(self) -> int:
+        """Blocks whose content is known, pinned or not."""
+        return len(self._known)
+
+    def match(self, chain: Sequence[int]) -> int:
+        """How many leading blocks of the chain are here."""
+        for depth, chain_hash in enumerate(chain):
+            if chain_hash not in self._known:
+                return depth
+        return len(chain)
+
+    def allocate(self, chain: Sequence[int], count: int) -> tuple[list[Block], int] | None:
+        """Pins `count` blocks: the leading ones of `chain` that are here, then fresh ones.
+
+        Returns them and the number of hits, or None (and nothing changed) when there is no room.
+        """
+        hits = [self._known[chain_hash] for chain_hash in chain[: self.match(chain)]]
+        fresh = count - len(hits)
+        unpinned_hits = sum(block.pins == 0 for block in hits)
+        if fresh > len(self._numbers) + len(self._unpinned) - unpinned_hits:
+            return None
+        for block in hits:
+            if block.pins == 0:
+                assert block.chain_hash is not None
+                del self._unpinned[block.chain_hash]
+            block.pins += 1
+        return hits + [Block(self._take_number()) for _ in range(fresh)], len(hits)
+
+    def publish(self, blocks: Sequence[Block], chain: Sequence[int]) -> None:
+        """The leading blocks are computed: from now on they are hits for others.
+
+        A second copy of a block that is already known stays nameless and is freed at its end.
+        """
+        for block, chain_hash in zip(blocks, chain, strict=False):
+            if block.chain_hash is None and chain_hash not in self._known:
+                block.chain_hash = chain_hash
+                self._known[chain_hash] = block
+
+    def release(self, blocks: Sequence[Block]) -> None:
+        """Unpins the blocks. The tail of a chain becomes the first to be evicted."""
+        for block in reversed(blocks):
+            block.pins -= 1
+            if block.pins == 0:
+                if block.chain_hash is None:
+                    self._numbers.append(block.number)
+                else:
+                    self._unpinned[block.chain_hash] = block
+
+    def clear(self) -> None:
+        """Forgets what is cached; blocks that jobs hold become nameless."""
+        self._numbers.extend(block.number for block in self._unpinned.values())
+        for block in self._known.values():
+            block.chain_hash = None
+        self._known.clear()
+        self._unpinned.clear()
+
+    def _take_number(self) -> int:
+        if self._numbers:
+            return self._numbers.pop()
+        oldest = next(iter(self._unpinned))
+        self._known.pop(oldest)
+        return self._unpinned.pop(oldest).number

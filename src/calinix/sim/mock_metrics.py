@@ -1,0 +1,152 @@
+"""A mock pod's /metrics: the names and labels of vLLM's own, with the model's true numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from calinix.sim.pod_model import Job, PodModel
+
+_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_TOKENS = (
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5
+)  # fmt: skip
+
+
+class Histogram:
+    """Counts by bucket, as Prometheus words them."""
+
+    def __init__(self, name: str, bounds: tuple[float, ...], text: str):
+        self.name = name
+        self.text = text
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Counts `value`, `times` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def lines(self, labels: str) -> list[str]:
+        """The exposition of this histogram."""
+        lines = [f"# HELP {self.name} {self.text}", f"# TYPE {self.name} histogram"]
+        seen = 0
+        for bound, count in zip((*self.bounds, None), self.counts, strict=True):
+            seen += count
+            le = "+Inf" if bound is None else repr(bound)
+            lines.append(f'{self.name}_bucket{{{labels},le="{le}"}} {float(seen)}')
+        lines.append(f"{self.name}_count{{{labels}}} {float(seen)}")
+        lines.append(f"{self.name}_sum{{{labels}}} {self.sum}")
+        return lines
+
+
+class PodMetrics:
+    """What a pod counts beside its model's totals."""
+
+    def __init__(self, model_name: str, started_s: float):
+        self.labels = f'engine="0",model_name="{model_name}"'
+        self.started_s = started_s
+        self.first_token = Histogram(
+            "vllm:time_to_first_token_seconds", _SECONDS, "Time to first token in seconds."
+        )
+        self.inter_token = Histogram(
+            "vllm:inter_token_latency_seconds", _SECONDS, "Inter-token latency in seconds."
+        )
+        self.queue = Histogram(
+            "vllm:request_queue_time_seconds", _SECONDS, "Time spent waiting, in seconds."
+        )
+        self.prefill = Histogram(
+            "vllm:request_prefill_time_seconds", _SECONDS, "Time spent in prefill, in seconds."
+        )
+        self.end_to_end = Histogram(
+            "vllm:e2e_request_latency_seconds", _SECONDS, "End to end latency in seconds."
+        )
+        self.prompt = Histogram("vllm:request_prompt_tokens", _TOKENS, "Prompt tokens.")
+        self.generation = Histogram("vllm:request_generation_tokens", _TOKENS, "Generated tokens.")
+
+    def finished(self, job: Job) -> None:
+        """Counts a job that ran to its end."""
+        started, prefilled, ended = job.started_s, job.prefilled_s, job.ended_s
+        assert started is not None
+        assert prefilled is not None
+        assert ended is not None
+        self.first_token.observe(prefilled - job.submitted_s)
+        self.queue.observe(started - job.submitted_s)
+        self.prefill.observe(prefilled - started)
+        self.end_to_end.observe(ended - job.submitted_s)
+        if job.output_tokens > 1:
+            self.inter_token.observe(job.token_delay_s, job.output_tokens - 1)
+        self.prompt.observe(job.prompt_tokens)
+        self.generation.observe(job.output_tokens)
+
+    def render(self, model: PodModel) -> bytes:
+        """The whole page."""
+        labels = self.labels
+        counters = model.counters
+        figures = model.figures
+        cache = (
+            f'block_size="{figures.block_size}",enable_prefix_caching="True",engine="0",'
+            f'num_gpu_blocks="{figures.capacity_blocks}"'
+        )
+        lines = [
+            "# HELP process_start_time_seconds Start time of the process since unix epoch.",
+            "# TYPE process_start_time_seconds gauge",
+            f"process_start_time_seconds {self.started_s}",
+        ]
+        gauges = (
+            ("vllm:num_requests_running", "Requests in execution batches.", model.running),
+            ("vllm:num_requests_waiting", "Requests waiting to be processed.", model.waiting),
+            ("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent.", model.kv_usage),
+        )
+        for name, text, value in gauges:
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+            lines.append(f"{name}{{{labels}}} {float(value)}")
+        totals = (
+            ("vllm:prefix_cache_queries", "Queried tokens.", counters.prompt_tokens),
+            ("vllm:prefix_cache_hits", "Cached tokens.", counters.cached_tokens),
+            ("vllm:prompt_tokens", "Prefill tokens processed.", counters.prompt_tokens),
+            ("vllm:prompt_tokens_cached", "Cached prompt tokens.", counters.cached_tokens),
+            ("vllm:generation_tokens", "Generation tokens processed.", counters.output_tokens),
+        )
+        for name, text, value in totals:
+            lines += [f"# HELP {name}_total {text}", f"# TYPE {name}_total counter"]
+            lines.append(f"{name}_total{{{labels}}} {float(value)}")
+        lines += self._labelled(
+            "vllm:prompt_tokens_by_source",
+            "source",
+            {
+                "local_compute": counters.computed_tokens,
+                "local_cache_hit": counters.cached_tokens,
+                "external_kv_transfer": counters.external_tokens,
+            },
+        )
+        lines += self._labelled(
+            "vllm:request_success",
+            "finished_reason",
+            {"length": counters.finished, "abort": counters.cancelled},
+        )
+        lines += [
+            "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
+            "# TYPE vllm:cache_config_info gauge",
+            f"vllm:cache_config_info{{{cache}}} 1.0",
+        ]
+        for histogram in (
+            self.first_token,
+            self.inter_token,
+            self.queue,
+            self.prefill,
+            self.end_to_end,
+            self.prompt,
+            self.generation,
+        ):
+            lines += histogram.lines(labels)
+        return ("\n".join(lines) + "\n").encode()
+
+    def _labelled(self, name: str, label: str, values: dict[str, int]) -> list[str]:
+        lines = [f"# HELP {name}_total {name}", f"# TYPE {name}_total counter"]
+        for key, value in values.items():
+            lines.append(f'{name}_total{{{self.labels},{label}="{key}"}} {float(value)}')
+        return lines

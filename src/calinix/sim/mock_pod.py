@@ -1,0 +1,370 @@
+"""A mock pod: a real HTTP server in vLLM's dialect that serves by the pod model, with faults.
+
+It generates words instead of running a model; prefill time, queueing, prefix hits, KV use, token
+gaps, P/D handles and errors are the model's. `GET /mock/state` says what it received and did,
+`POST /mock/faults` makes it fail.
+
+How a decode pod knows that a handle is true: it asks the prefill pod that the handle names
+(`POST http://remote_host:remote_port/mock/kv/redeem`), which checks every field against what it
+issued and frees the pinned blocks. So a handle works between processes, and only once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+import uuid
+from collections import Counter, OrderedDict, deque
+from collections.abc import Coroutine
+from typing import Literal, Protocol, Self
+
+import msgspec
+
+from calinix.config import Limits, Timeouts
+from calinix.edge.http_client import FetchError, PodClient, fetch
+from calinix.edge.http_server import HttpServer, Request
+from calinix.engines.vllm import LEASE_S, HandleError, HandleTable, NixlHandle
+from calinix.sim.mock_faults import Fault, FaultKind, FaultSet
+from calinix.sim.mock_metrics import PodMetrics
+from calinix.sim.mock_requests import Reader, Turns
+from calinix.sim.mock_routes import Routes
+from calinix.sim.pod_model import Job, PodFigures, PodModel, StepKind
+from calinix.sim.words import Tokenizer
+
+MockRole = Literal["single", "prefill", "decode"]
+FailurePolicy = Literal["fail", "recompute"]
+"""vLLM's kv_load_failure_policy: a handle that is not good is a 500, or computed here."""
+
+_TICK_S = 0.001
+_NEVER_S = float("inf")
+_MAX_KEPT_REQUESTS = 64
+_MAX_KEPT_BODY_BYTES = 65_536
+_MAX_RESPONSES = 1024
+_MAX_PEERS = 256
+_REDEEM_TIMEOUT_S = 5.0
+# The answer to the request that asked for it goes out before the listener closes.
+_REFUSE_DELAY_S = 0.02
+_LIMITS = Limits(connections=65_536)
+_TIMEOUTS = Timeouts(keep_alive_ms=86_400_000, client_ms=86_400_000)
+
+
+class Serving(Protocol):
+    """A request under way: what the pod tells it."""
+
+    jobs: list[Job]
+
+    def on_prefilled(self, job: Job) -> None:
+        """A prompt is computed and its first token is there."""
+        ...
+
+    def on_finished(self, job: Job) -> None:
+        """A job has all its tokens."""
+        ...
+
+    def emit(self, now: float) -> None:
+        """Tokens that `MockPod.due` was asked to call for are there."""
+        ...
+
+    def die(self) -> None:
+        """The engine died under it."""
+        ...
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A POST that the pod received."""
+
+    path: str
+    headers: dict[str, str]
+    """Names in lower case; of repeated ones the last."""
+    body: bytes
+    """Its first 64 KiB."""
+
+
+class MockPod:
+    """One mock pod. `async with MockPod(...) as pod:` serves on `pod.url` until the block ends."""
+
+    def __init__(
+        self,
+        *,
+        role: MockRole = "single",
+        figures: PodFigures | None = None,
+        model: str = "mock",
+        loras: tuple[str, ...] = (),
+        max_model_len: int = 32_768,
+        answer_tokens: int = 64,
+        failure_policy: FailurePolicy = "fail",
+        api_key: str | None = None,
+        lease_s: float = LEASE_S,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ):
+        self.role = role
+        self.figures = figures or PodFigures()
+        self.failure_policy = failure_policy
+        self.api_key = api_key
+        self.host = host
+        self.port = port
+        """Where it serves; 0 until `start` has taken a free one."""
+        fits = self.figures.capacity_blocks * self.figures.block_size
+        self.words = Tokenizer()
+        self.reader = Reader((model, *loras), min(max_model_len, fits), answer_tokens, self.words)
+        self.faults = FaultSet()
+        self.received: deque[Received] = deque(maxlen=_MAX_KEPT_REQUESTS)
+        """The last inference requests, oldest first."""
+        self.paths: Counter[str] = Counter()
+        """Requests by path."""
+        self.responses: OrderedDict[str, tuple[bytes, Turns]] = OrderedDict()
+        """Of /v1/responses: the body and the turns so far, by id."""
+        self.served = 0
+        self.cancelled = 0
+        """Requests whose client left before the answer was whole."""
+        self._lease_s = lease_s
+        self._server: HttpServer | None = None
+        self._routes = Routes(self)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = _NEVER_S
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._peers: OrderedDict[tuple[str, int], PodClient] = OrderedDict()
+        self._number = 0
+        self._new_engine()
+
+    def _new_engine(self) -> None:
+        """What a new engine process begins with."""
+        self.dead = False
+        self.engine_id = str(uuid.uuid4())
+        self.started_s = time.time()
+        self.model = PodModel(self.figures)
+        self.handles = HandleTable(self.engine_id, self._address(), self.port, self._lease_s)
+        self.metrics = PodMetrics(self.reader.models[0], self.started_s)
+        self._serving: dict[str, Serving] = {}
+        self._due: list[tuple[float, int, Serving]] = []
+
+    def _address(self) -> str:
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host  # noqa: S104
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return _url(self._address(), self.port)
+
+    # --- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Serves with an empty cache, on the same port as before if it has served.
+
+        Raises OSError.
+        """
+        self.loop = asyncio.get_running_loop()
+        await self._listen()
+        self._new_engine()
+
+    async def stop(self) -> None:
+        """Drops every connection and stops serving."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_s = None, _NEVER_S
+        for client in self._peers.values():
+            client.close()
+        self._peers.clear()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _listen(self) -> None:
+        server = HttpServer(self._routes, self.loop, _LIMITS, _TIMEOUTS)
+        await server.start(self.host, self.port)
+        self._server = server
+        self.port = server.port
+
+    async def _close(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.drain(0)
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Runs `work` beside the requests; it is cancelled when the pod stops."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- what is remembered ------------------------------------------------------------------
+
+    def keep(self, request: Request) -> None:
+        """Remembers an inference request for `GET /mock/state`."""
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
+        }
+        self.received.append(Received(request.path, headers, request.body[:_MAX_KEPT_BODY_BYTES]))
+
+    def keep_response(self, response_id: str, body: bytes, turns: Turns) -> None:
+        """Stores an answer of /v1/responses: it can be read and continued on this pod only."""
+        self.responses[response_id] = (body, turns)
+        if len(self.responses) > _MAX_RESPONSES:
+            self.responses.popitem(last=False)
+
+    def next_number(self) -> int:
+        """A number that nothing else on this pod has."""
+        self._number += 1
+        return self._number
+
+    # --- the model on the loop's clock -------------------------------------------------------
+
+    def submit(self, serving: Serving) -> None:
+        """Puts the request's jobs into the queue."""
+        now = self.loop.time()
+        for job in serving.jobs:
+            self.model.submit(job, now)
+            self._serving[job.id] = serving
+        self.step(now)
+
+    def due(self, at_s: float, serving: Serving) -> None:
+        """`serving` has a token to send at `at_s`."""
+        heapq.heappush(self._due, (at_s, self.next_number(), serving))
+
+    def step(self, now: float) -> None:
+        """Lets happen what is to happen by now, and sets the timer for what is next."""
+        model = self.model
+        model.slow_factor = self.faults.slow_factor(now)
+        for request_id in self.handles.expire(now):
+            model.release(request_id, now)
+        for step in model.advance(now):
+            job = step.job
+            serving = self._serving.get(job.id)
+            if step.kind is StepKind.PREFILLED:
+                if serving is not None:
+                    serving.on_prefilled(job)
+                continue
+            self.metrics.finished(job)
+            if serving is not None:
+                del self._serving[job.id]
+                serving.on_finished(job)
+        due = self._due
+        while due and due[0][0] <= now:
+            heapq.heappop(due)[2].emit(now)
+        self._arm(now)
+
+    def _arm(self, now: float) -> None:
+        """One timer for the whole pod, never more often than every `_TICK_S`."""
+        model_s, lease_s = self.model.next_s(), self.handles.next_expiry_s()
+        next_s = min(
+            _NEVER_S if model_s is None else model_s,
+            _NEVER_S if lease_s is None else lease_s,
+            self._due[0][0] if self._due else _NEVER_S,
+        )
+        next_s = max(next_s, now + _TICK_S)
+        if self._timer is not None:
+            if self._timer_s <= next_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if next_s < _NEVER_S:
+            self._timer_s = next_s
+            self._timer = self.loop.call_at(next_s, self._tick)
+
+    def _tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_s = None, _NEVER_S
+        if self._server is not None:
+            self.step(self.loop.time())
+
+    def done(self) -> None:
+        """A request was answered to its end."""
+        self.served += 1
+
+    def give_up(self, serving: Serving, *, client_left: bool) -> None:
+        """The request is over before its end; what its jobs hold is free again."""
+        now = self.loop.time()
+        for job in serving.jobs:
+            self.model.cancel(job, now)
+            self._serving.pop(job.id, None)
+        self.cancelled += client_left
+        # Not here: the caller may be in the middle of `step`.
+        self.loop.call_soon(self._tick)
+
+    # --- prefill/decode ----------------------------------------------------------------------
+
+    def issue_handle(self, job: Job) -> NixlHandle:
+        """A handle for a finished prefill's pinned prompt blocks."""
+        prompt_blocks = -(-job.prompt_tokens // self.figures.block_size)
+        numbers = [block.number for block in job.blocks[:prompt_blocks]]
+        now = self.loop.time()
+        return self.handles.issue(job.id, numbers, job.prompt_tokens, job.cached_tokens, now)
+
+    def redeem(self, handle: NixlHandle) -> int:
+        """Another pod has loaded the blocks: frees them. Raises HandleError."""
+        now = self.loop.time()
+        tokens = self.handles.redeem(handle, now)
+        self.model.release(handle.remote_request_id, now)
+        self.step(now)
+        return tokens
+
+    async def load(self, handle: NixlHandle, prompt_tokens: int) -> None:
+        """Loads a prompt's KV from the pod that the handle names. Raises HandleError."""
+        key = (handle.remote_host, handle.remote_port)
+        client = self._peers.get(key)
+        if client is None:
+            client = PodClient(_url(*key), self.loop, connect_timeout_s=_REDEEM_TIMEOUT_S)
+            self._peers[key] = client
+            if len(self._peers) > _MAX_PEERS:
+                self._peers.popitem(last=False)[1].close()
+        body = msgspec.json.encode(handle)
+        lines = [(b"content-type", b"application/json")]
+        try:
+            head, answer = await fetch(
+                client, "POST", "/mock/kv/redeem", lines, body, timeout_s=_REDEEM_TIMEOUT_S
+            )
+        except FetchError as error:
+            raise HandleError(f"no answer from {key[0]}:{key[1]}: {error}") from error
+        said = msgspec.json.decode(answer)
+        if head.status != 200:
+            raise HandleError(str(said.get("detail")))
+        if said["tokens"] != prompt_tokens:
+            raise HandleError(
+                f"the handle covers {said['tokens']} tokens, the prompt has {prompt_tokens}"
+            )
+
+    # --- faults ------------------------------------------------------------------------------
+
+    def add_faults(self, faults: list[Fault]) -> None:
+        """Puts faults in force. Raises BadRequest when there are too many."""
+        for fault in faults:
+            self.faults.add(fault, self.loop.time())
+            if fault.kind == "refuse":
+                self.spawn(self._refuse(fault.for_s))
+
+    def clear_faults(self, kind: FaultKind | None = None) -> None:
+        """Ends all faults, or those of one kind; a closed listener opens again."""
+        self.faults.clear(kind)
+        if self._server is None and kind in (None, "refuse"):
+            self.spawn(self._listen())
+
+    async def _refuse(self, for_s: float | None) -> None:
+        await asyncio.sleep(_REFUSE_DELAY_S)
+        await self._close()
+        if for_s is not None:
+            await asyncio.sleep(for_s)
+            self.clear_faults("refuse")
+
+    def die(self) -> None:
+        """The engine dies: what is under way is lost, probes say 503 until `revive`."""
+        self.dead = True
+        for serving in {id(one): one for one in self._serving.values()}.values():
+            serving.die()
+
+    def revive(self) -> None:
+        """A new engine with an empty cache takes the dead one's place."""
+        self._new_engine()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
