@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from calinix.config import PodConfig, Strategy
+from calinix.config import Health, Mode, PodConfig, Strategy
 
 Role = Literal["single", "prefill", "decode"]
 
@@ -37,58 +37,65 @@ class Event(msgspec.Struct, frozen=True, tag=True):
     """Base of all events."""
 
 
-class PodAdded(Event):
+class PodAdded(Event, frozen=True):
     """A pod is configured. Known id and role: its settings are updated, its state is kept."""
 
     config: PodConfig
     role: Role
 
 
-class PodRemoved(Event):
+class PodRemoved(Event, frozen=True):
     """A pod is no longer configured: no new work; its slot is freed when its leases are closed."""
 
     pod_id: str
 
 
-class PodDraining(Event):
+class PodDraining(Event, frozen=True):
     """A pod is to get no new work (or is to get some again)."""
 
     pod_id: str
     draining: bool
 
 
-class StrategyChanged(Event):
+class StrategyChanged(Event, frozen=True):
     """From now on, route by this."""
 
     strategy: Strategy
 
 
-class ProbeSucceeded(Event):
+class RulesChanged(Event, frozen=True):
+    """From now on, other health rules and another default mode; what is known of pods stays."""
+
+    health: Health
+    default_mode: Mode | None = None
+
+
+class ProbeSucceeded(Event, frozen=True):
     """The health endpoint answered 2xx in time."""
 
     pod_id: str
 
 
-class ProbeFailed(Event):
+class ProbeFailed(Event, frozen=True):
     """The health endpoint did not answer 2xx in time. `refused`: nobody listens there."""
 
     pod_id: str
     refused: bool = False
 
 
-class PodHeard(Event):
+class PodHeard(Event, frozen=True):
     """Some other sign of life (a scrape, a KV event)."""
 
     pod_id: str
 
 
-class PodRestarted(Event):
+class PodRestarted(Event, frozen=True):
     """Evidence of a new process: what was cached is gone."""
 
     pod_id: str
 
 
-class BlocksStored(Event):
+class BlocksStored(Event, frozen=True):
     """The pod's cache gained these blocks, in chain order, behind `parent` (None: at the root)."""
 
     pod_id: str
@@ -96,32 +103,39 @@ class BlocksStored(Event):
     blocks: tuple[int, ...]
 
 
-class BlocksRemoved(Event):
+class BlocksRemoved(Event, frozen=True):
     """The pod's cache lost one copy of each of these blocks."""
 
     pod_id: str
     blocks: tuple[int, ...]
 
 
-class BlocksCleared(Event):
+class BlocksCleared(Event, frozen=True):
     """The pod's cache is empty."""
 
     pod_id: str
 
 
-class PrefillDone(Event):
+class ResponseStored(Event, frozen=True):
+    """The pod keeps this answer: whatever names it can be served there only."""
+
+    response_id: str
+    pod_id: str
+
+
+class PrefillDone(Event, frozen=True):
     """Dispatch: the prefill leg was answered; its part of the lease is given back."""
 
     lease_id: int
 
 
-class FirstToken(Event):
+class FirstToken(Event, frozen=True):
     """The first token was seen: the prompt is prefilled, decoding goes on."""
 
     lease_id: int
 
 
-class Finished(Event):
+class Finished(Event, frozen=True):
     """The answer is complete (any status that the pod itself gave, 4xx too). Closes the lease."""
 
     lease_id: int
@@ -131,7 +145,7 @@ class Finished(Event):
     output_tokens: int | None = None
 
 
-class Failed(Event):
+class Failed(Event, frozen=True):
     """The request is lost on this plan. Closes the lease."""
 
     lease_id: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -38,6 +38,8 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: bytes = b""
     """Canonical prompt bytes, or little-endian u32 token ids when `prompt_is_tokens`."""
     prompt_is_tokens: bool = False
+    other_bytes: int = 0
+    """Bytes of inputs beside `prompt` (batches, pooling; 4 a token id): load, never a key."""
     tenant: bytes = b""
     """Cache salt or tenant: part of the namespace, so that nothing leaks across tenants."""
     session_key: str | None = None
@@ -87,3 +89,7 @@ class RoutePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     predicted_cached_tokens: float
     """Engine tokens believed cached, capped as engines recompute the last token."""
     explanation: Explanation
+
+    def to_dict(self) -> dict[str, Any]:
+        """The decision, why it was made and what came of it, as plain JSON-ready data."""
+        return self.explanation.to_dict(self)

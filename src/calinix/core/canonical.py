@@ -1,0 +1,222 @@
+"""Prompts as canonical bytes: equal prompts give equal bytes, different prompts different ones.
+
+Text is UTF-8, in which the bytes 0xFE and 0xFF never occur, so they can separate: 0xFF begins a
+message, 0xFE a field of it. Nothing ends a message, so a conversation that goes on begins with
+the bytes that it had before (the key is prefix-preserving) and no two conversations share their
+bytes (it is injective). A text and the same text as a single part are the same bytes.
+
+An image, a sound or a file enters as the SHA-256 of its data, written as 32 equal words: it then
+fills some blocks, as it does in an engine, whether blocks are made of bytes or of words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from calinix.core.bodies import (
+    ChatBody,
+    Content,
+    Maybe,
+    Message,
+    MessagesBody,
+    Part,
+    ResponsesBody,
+)
+
+_MESSAGE = b"\xff"
+_FIELD = b"\xfe"
+_TEXT = b"\xfet"
+_TOOLS = b"\xff\xfeT"
+_MEDIA_WORDS = 32
+
+# The head of a message whose first field is its text, for the roles that there are.
+_HEADS = {
+    role: _MESSAGE + role.encode() + _TEXT
+    for role in ("system", "developer", "user", "assistant", "tool", "function")
+}
+_TEXT_TYPES = frozenset({"text", "input_text", "output_text", "", "summary_text"})
+_MEDIA_FIELDS = (
+    "image_url", "input_audio", "audio_url", "video_url", "file", "file_id", "file_data",
+    "file_url", "source",
+)  # fmt: skip
+_MEDIA_TYPES = frozenset(
+    {
+        "image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file",
+        "image", "document",
+    }
+)  # fmt: skip
+_OTHER_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "refusal"})
+_ITEM_TYPES = frozenset({None, "message", "function_call", "function_call_output", "reasoning"})
+_MAX_DEPTH = 8
+
+
+class _UnusualError(ValueError):
+    """A part or an item of a kind that is not known here."""
+
+
+def chat(body: ChatBody, raw: bytes) -> bytes:
+    """The key of a chat: tools, then the messages in order. Raises ValueError."""
+    pieces: list[bytes] = []
+    _tools(pieces, body.tools)
+    _all(pieces, body.messages or [], raw, "messages")
+    return b"".join(pieces)
+
+
+def messages(body: MessagesBody, raw: bytes) -> bytes:
+    """The key of an Anthropic request: tools, `system`, the messages. Raises ValueError."""
+    pieces: list[bytes] = []
+    _tools(pieces, body.tools)
+    if body.system is not None:
+        _system(pieces, body.system)
+    _all(pieces, body.messages or [], raw, "messages")
+    return b"".join(pieces)
+
+
+def responses(body: ResponsesBody, raw: bytes) -> bytes:
+    """The key of a /v1/responses request: tools, instructions, input. Raises ValueError."""
+    pieces: list[bytes] = []
+    _tools(pieces, body.tools)
+    if body.instructions is not None:
+        _system(pieces, body.instructions)
+    if isinstance(body.input, str):
+        pieces += (_HEADS["user"], body.input.encode())
+    elif body.input is not None:
+        _all(pieces, body.input, raw, "input")
+    return b"".join(pieces)
+
+
+def _tools(pieces: list[bytes], tools: Maybe) -> None:
+    if tools is not UNSET and (octets := _compact(tools)) not in (b"null", b"[]"):
+        pieces += (_TOOLS, octets)
+
+
+def _system(pieces: list[bytes], content: Content) -> None:
+    pieces.append(_MESSAGE + b"system")
+    _content(pieces, content, 0)
+
+
+def _all(pieces: list[bytes], items: list[Message], raw: bytes, field: str) -> None:
+    loose: Any = None
+    for number, message in enumerate(items):
+        start = len(pieces)
+        try:
+            _message(pieces, message)
+        except _UnusualError:
+            # Of a kind that is not known here: the whole message as JSON.
+            del pieces[start:]
+            if loose is None:
+                loose = msgspec.json.decode(raw)[field]
+            pieces += (_MESSAGE + _FIELD + b"j", msgspec.json.encode(loose[number]))
+
+
+def _message(pieces: list[bytes], message: Message) -> None:
+    content = message.content
+    head = _HEADS.get(message.role)
+    if head is not None and type(content) is str and _is_plain(message):
+        pieces += (head, content.encode())
+        return
+    if message.type not in _ITEM_TYPES:
+        raise _UnusualError
+    pieces.append(_MESSAGE + message.role.encode())
+    if message.type is not None and message.type != "message":
+        _field(pieces, b"y", message.type)
+    _field(pieces, b"n", message.name)
+    _field(pieces, b"i", message.tool_call_id)
+    _field(pieces, b"k", message.call_id)
+    _field(pieces, b"r", message.reasoning_content)
+    _field(pieces, b"g", message.reasoning)
+    _json_field(pieces, b"s", message.summary)
+    _field(pieces, b"e", message.encrypted_content)
+    _content(pieces, content, 0)
+    _field(pieces, b"u", message.refusal)
+    _json_field(pieces, b"c", message.tool_calls)
+    _json_field(pieces, b"f", message.function_call)
+    _json_field(pieces, b"a", message.audio)
+    _field(pieces, b"A", message.arguments)
+    if message.output is not None:
+        pieces.append(_FIELD + b"o")
+        _content(pieces, message.output, 0)
+
+
+def _is_plain(message: Message) -> bool:
+    """Nothing but a role and a content."""
+    return (
+        message.tool_calls is UNSET
+        and message.tool_call_id is None
+        and message.name is None
+        and message.type is None
+        and message.reasoning_content is None
+        and message.reasoning is None
+        and message.refusal is None
+        and message.function_call is UNSET
+        and message.audio is UNSET
+        and message.output is None
+        and message.arguments is None
+        and message.call_id is None
+        and message.summary is UNSET
+        and message.encrypted_content is None
+    )
+
+
+def _content(pieces: list[bytes], content: Content, depth: int) -> None:
+    if content is None:
+        return
+    if isinstance(content, str):
+        pieces += (_TEXT, content.encode())
+        return
+    for part in content:
+        if part.type in _TEXT_TYPES and part.text is not None:
+            pieces += (_TEXT, part.text.encode())
+        else:
+            _part(pieces, part, depth)
+
+
+def _part(pieces: list[bytes], part: Part, depth: int) -> None:
+    """A part that is no text: its type, then its fields in one order."""
+    kind = part.type
+    if depth > _MAX_DEPTH or (kind not in _MEDIA_TYPES and kind not in _OTHER_TYPES):
+        raise _UnusualError
+    pieces += (_FIELD, b"p", kind.encode())
+    _field(pieces, b"n", part.name)
+    _field(pieces, b"i", part.id)
+    _field(pieces, b"k", part.tool_use_id)
+    if part.text is not None:
+        pieces += (_TEXT, part.text.encode())
+    _field(pieces, b"h", part.thinking)
+    _field(pieces, b"d", part.data)
+    _field(pieces, b"u", part.refusal)
+    _json_field(pieces, b"c", part.input)
+    for number, name in enumerate(_MEDIA_FIELDS):
+        media: Maybe = getattr(part, name)
+        if media is not UNSET:
+            pieces += (_FIELD, b"m%d" % number, _digest_words(bytes(media)))
+    if part.content is not None:
+        pieces.append(_FIELD + b"(")
+        _content(pieces, part.content, depth + 1)
+        pieces.append(_FIELD + b")")
+
+
+def _field(pieces: list[bytes], tag: bytes, value: str | None) -> None:
+    if value is not None:
+        pieces += (_FIELD, tag, value.encode())
+
+
+def _json_field(pieces: list[bytes], tag: bytes, value: Maybe) -> None:
+    if value is not UNSET and (octets := _compact(value)) not in (b"null", b"[]"):
+        pieces += (_FIELD, tag, octets)
+
+
+def _compact(raw: Raw) -> bytes:
+    """The JSON without insignificant whitespace. Raises ValueError where it is not UTF-8."""
+    octets: bytes = msgspec.json.format(bytes(raw), indent=-1)
+    if not octets.isascii():
+        octets.decode()
+    return octets
+
+
+def _digest_words(data: bytes) -> bytes:
+    return (hashlib.sha256(data).hexdigest()[:32].encode() + b" ") * _MEDIA_WORDS

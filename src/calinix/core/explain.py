@@ -1,0 +1,133 @@
+"""Why a pod was picked, and what came of it.
+
+Nothing is computed for an explanation while a request is routed: it keeps the choices with the
+arrays that they were made from, and becomes data for people only when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from calinix.core import bitmap
+from calinix.core.choice import Choice
+from calinix.core.requests import RoutePlan
+
+
+class Explanation(msgspec.Struct, eq=False):
+    """What one decision rested on; the outcome is filled in later (None: not known)."""
+
+    choices: tuple[Choice, ...]
+    """One per pod that was chosen: single, or prefill and decode."""
+    routed_s: float
+    """When it was made, on the router's clock."""
+    predicted_ttft_s: float | None
+    """Backlog and own uncached tokens over the pod's measured rate."""
+    silent: bool = False
+    """The pod that prefills was not heard of: what it holds was not counted on."""
+    ttft_s: float | None = None
+    """Routed to first token."""
+    e2e_s: float | None = None
+    """Routed to end."""
+    status: int | None = None
+    failure: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    """As the engine reported it: the real hit."""
+    output_tokens: int | None = None
+
+    def to_dict(self, plan: RoutePlan) -> dict[str, Any]:
+        """The whole decision as JSON-ready data, camelCase keys."""
+        return {
+            "requestId": plan.request_id,
+            "leaseId": plan.lease_id,
+            "mode": plan.mode,
+            "strategy": plan.strategy,
+            "podId": plan.pod.id,
+            "prefillPodId": plan.prefill.id if plan.prefill is not None else None,
+            "routedSeconds": self.routed_s,
+            "prompt": {
+                "namespace": plan.namespace,
+                "blocks": plan.prompt_blocks,
+                "tokens": round(plan.prompt_tokens, 1),
+            },
+            "predicted": {
+                "cachedBlocks": plan.cached_blocks,
+                "cachedTokens": round(plan.predicted_cached_tokens, 1),
+                "ttftSeconds": self.predicted_ttft_s,
+                "cacheMasked": self.silent,
+            },
+            "choices": [_choice(choice) for choice in self.choices],
+            "outcome": {
+                "status": self.status,
+                "failure": self.failure,
+                "ttftSeconds": self.ttft_s,
+                "e2eSeconds": self.e2e_s,
+                "promptTokens": self.prompt_tokens,
+                "cachedTokens": self.cached_tokens,
+                "outputTokens": self.output_tokens,
+            },
+        }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    candidates = list(_candidates(choice))
+    if choice.scores is not None:
+        candidates.sort(key=lambda candidate: (-candidate["score"], candidate["inflight"]))
+    picked = choice.pod.id if choice.pod is not None else None
+    others = [candidate["podId"] for candidate in candidates if candidate["podId"] != picked]
+    return {
+        "role": choice.role,
+        "picked": picked,
+        "runnerUp": others[0] if others and choice.scores is not None else None,
+        "weights": {name: weight for name, weight, _ in choice.terms},
+        "candidates": candidates,
+        "filtered": [
+            {"podId": pod.id, "filter": name}
+            for name, who in choice.dropped
+            for slot in bitmap.iterate(who)
+            if (pod := choice.who[slot]) is not None
+        ],
+    }
+
+
+def _candidates(choice: Choice) -> Iterator[dict[str, Any]]:
+    among = choice.among
+    if among is None or choice.inflight is None:
+        return
+    for place, slot in enumerate(among.slots.tolist()):
+        pod = choice.who[slot]
+        if pod is not None:
+            depths, scores = choice.depths, choice.scores
+            yield {
+                "podId": pod.id,
+                "score": None if scores is None else round(scores.item(place), 6),
+                "scores": {name: round(term.item(place), 6) for name, _, term in choice.terms},
+                "inflight": int(choice.inflight.item(place)),
+                "cachedBlocks": None if depths is None else int(depths.item(place)),
+            }
+
+
+class DecisionRing:
+    """The last plans, with their explanations and outcomes. `size` 0 keeps none."""
+
+    def __init__(self, size: int):
+        self._plans: deque[RoutePlan] = deque(maxlen=size)
+        self.append = self._plans.append
+        """Adds a plan; the oldest goes when the ring is full."""
+
+    def __len__(self) -> int:
+        """How many plans are kept."""
+        return len(self._plans)
+
+    def last(self, count: int) -> list[RoutePlan]:
+        """The newest plans, newest first."""
+        return list(islice(reversed(self._plans), max(0, count)))
+
+    def find(self, request_id: str) -> RoutePlan | None:
+        """The newest plan of this request; None when it is not kept (any more)."""
+        return next((plan for plan in reversed(self._plans) if plan.request_id == request_id), None)

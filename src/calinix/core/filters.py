@@ -1,0 +1,109 @@
+"""The filters: each says which pods may stay candidates, and is named in explanations.
+
+To add one: write the function, and its line in ALWAYS or FILTERS.
+"""
+
+from __future__ import annotations
+
+from calinix.core.bitmap import HostBitmap
+from calinix.core.choice import Choice, Filter
+from calinix.core.state import State
+
+
+def alive(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+    """Pods whose probes are good."""
+    return state.health.alive
+
+
+def ejected(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+    """Pods that are not at rest after failures; a half-open one takes one request at a time."""
+    return ~(state.health.ejected | state.health.trying)
+
+
+def draining(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+    """Pods that take new work."""
+    return ~state.table.draining
+
+
+def model(state: State, choice: Choice) -> HostBitmap:
+    """Pods that serve the model."""
+    return state.table.serving(choice.request.model)
+
+
+def avoided(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+    """Pods that this request has not failed on yet."""
+    return ~choice.request.avoid
+
+
+def not_pinned(state: State, choice: Choice) -> HostBitmap:
+    """The one pod that can answer, where there is such a one."""
+    pinned = choice.request.pinned_pod
+    if pinned is None or choice.role == "prefill":
+        return choice.candidates
+    pod = state.table.find(pinned)
+    return 0 if pod is None else 1 << pod.slot
+
+
+def full(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+    """Pods with inflight < maxConns."""
+    return ~state.ledger.full
+
+
+def cooling(state: State, choice: Choice) -> HostBitmap:
+    """Pods that did not answer 429 or 503 a moment ago, as long as there are others."""
+    return choice.candidates & ~state.health.cooling or choice.candidates
+
+
+def on_trial(state: State, choice: Choice) -> HostBitmap:
+    """A request that has failed once is not risked on a half-open pod if there are others."""
+    if not choice.request.avoid:
+        return choice.candidates
+    return choice.candidates & ~state.health.half_open or choice.candidates
+
+
+def imbalance(state: State, choice: Choice) -> HostBitmap:
+    """Pods with inflight <= factor x mean + offset over the candidates."""
+    among, inflight, rule = choice.among, choice.inflight, state.strategy.imbalance
+    assert among is not None
+    assert inflight is not None
+    bound = rule.factor * (inflight.dot(among.ones).item() / among.count) + rule.offset
+    if choice.busiest <= bound:
+        return choice.candidates
+    kept = 0
+    for slot in among.slots[inflight <= bound].tolist():
+        kept |= 1 << slot
+    return kept or choice.candidates
+
+
+ALWAYS: dict[str, Filter] = {
+    "model": model,
+    "alive": alive,
+    "ejected": ejected,
+    "draining": draining,
+    "avoided": avoided,
+    "notPinned": not_pinned,
+    "full": full,
+    "cooling": cooling,
+    "onTrial": on_trial,
+}
+"""Apply to every strategy, in this order. `full` is the last that can leave nobody."""
+
+FILTERS: dict[str, Filter] = {"imbalance": imbalance}
+"""For strategies to choose from."""
+
+
+def narrow(state: State, choice: Choice) -> None:
+    """Applies the filters that always apply, from the whole pool."""
+    pool = choice.candidates = choice.pool
+    request, health = choice.request, state.health
+    unfit = ~health.usable | health.cooling | state.table.draining | state.ledger.full
+    if (
+        not pool & (unfit | request.avoid)
+        and request.pinned_pod is None
+        and not pool & ~state.table.serving(request.model)
+    ):
+        return  # the usual case: nobody would be dropped
+    for name, keep in ALWAYS.items():
+        kept = keep(state, choice)
+        if choice.candidates & ~kept:
+            choice.drop(name, kept)

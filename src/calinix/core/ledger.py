@@ -1,0 +1,200 @@
+"""Load: what is taken from the pods when a request is routed, and given back exactly once.
+
+A lease holds, on the pod that answers, one inflight request and the decode tokens expected; and
+on the pod that prefills, the uncached prompt tokens (in dispatch mode one inflight request of
+that pod too). The prefill part goes back with the first token or the prefill's answer, the rest
+at the end. All amounts are whole numbers, so that the columns come back to exactly zero.
+Nothing but leases changes these columns: no probe, no event of a pod.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from calinix.core.bitmap import HostBitmap
+from calinix.core.columns import Column
+from calinix.core.pods import Pod, PodTable
+from calinix.core.requests import Work
+
+if TYPE_CHECKING:
+    from calinix.core.explain import Explanation
+    from calinix.core.prepare import Prompt
+
+_MAX_STALE_RELEASES = 1024
+
+
+class Lease(msgspec.Struct, eq=False):
+    """What one request holds. Changed only by the Ledger and the Router."""
+
+    id: int
+    pod: Pod
+    """The pod that answers: single or decode."""
+    prefill: Pod | None
+    """The prefill pod, in dispatch mode."""
+    work: Work
+    opened_s: float
+    prefill_tokens: float
+    """Uncached prompt tokens still held; 0 when given back."""
+    decode_tokens: float
+    prefill_held: bool
+    """The prefill pod's inflight request is still held."""
+    prompt: Prompt
+    explanation: Explanation
+    work_tokens: float
+    """The uncached prompt tokens taken at first; what rates are learned from."""
+    confirmed: bool = False
+    """The prompt's blocks are known to be on the pod that answers."""
+    prefilled: bool = False
+    """Likewise on the prefill pod."""
+
+
+class Ledger:
+    """Columns of load by slot, and the open leases."""
+
+    def __init__(self, table: PodTable):
+        self._table = table
+        self._open: dict[int, Lease] = {}
+        self._last_id = 0
+        self._releases: list[tuple[float, int]] = []
+        self._inflight = Column(table.max_pods)
+        self._prefill = Column(table.max_pods)
+        self._decode = Column(table.max_pods)
+        self._holders = [0] * table.max_pods
+        self.inflight = self._inflight.values
+        """Requests by slot, shape (max_pods,); likewise:"""
+        self.prefill_tokens = self._prefill.values
+        """Uncached prompt tokens whose first token is not there yet."""
+        self.decode_tokens = self._decode.values
+        """Output tokens expected of the requests inflight."""
+        self.full: HostBitmap = 0
+        """Pods with inflight >= maxConns."""
+
+    def __len__(self) -> int:
+        """How many leases are open."""
+        return len(self._open)
+
+    def get(self, lease_id: int) -> Lease | None:
+        """The open lease with this id."""
+        return self._open.get(lease_id)
+
+    def backlog_tokens(self, slot: int) -> float:
+        """The pod's uncached prompt tokens before their first token."""
+        return self._prefill.cells[slot]
+
+    def is_idle(self, slot: int) -> bool:
+        """Whether no open lease speaks of the slot."""
+        return not self._holders[slot]
+
+    def next_id(self) -> int:
+        """The id that the next lease will get."""
+        return self._last_id + 1
+
+    def open(
+        self,
+        pod: Pod,
+        prefill: Pod | None,
+        work: Work,
+        now: float,
+        prefill_tokens: float,
+        decode_tokens: float,
+        prompt: Prompt,
+        explanation: Explanation,
+    ) -> Lease:
+        """Takes the load; token counts are rounded to whole tokens."""
+        tokens = float(round(prefill_tokens))
+        output = float(round(decode_tokens))
+        self._last_id += 1
+        lease = Lease(
+            self._last_id,
+            pod,
+            prefill,
+            work,
+            now,
+            tokens,
+            output,
+            prefill is not None,
+            prompt,
+            explanation,
+            tokens,
+        )
+        self._open[self._last_id] = lease
+        slot = pod.slot
+        self._take(slot)
+        self._holders[slot] += 1
+        self._decode.cells[slot] += output
+        if prefill is not None:
+            slot = prefill.slot
+            self._take(slot)
+            self._holders[slot] += 1
+        self._prefill.cells[slot] += tokens
+        return lease
+
+    def release_prefill(self, lease: Lease) -> None:
+        """The prompt is prefilled: that part goes back. Harmless the second time."""
+        tokens = lease.prefill_tokens
+        prefill = lease.prefill
+        if tokens:
+            slot = lease.pod.slot if prefill is None else prefill.slot
+            self._prefill.cells[slot] -= tokens
+            lease.prefill_tokens = 0.0
+        if lease.prefill_held and prefill is not None:
+            lease.prefill_held = False
+            self._give_back(prefill.slot)
+
+    def close(self, lease_id: int) -> Lease | None:
+        """Gives back all that is still held; None for an unknown or closed lease."""
+        lease = self._open.pop(lease_id, None)
+        if lease is None:
+            return None
+        self.release_prefill(lease)
+        slot = lease.pod.slot
+        self._decode.cells[slot] -= lease.decode_tokens
+        self._give_back(slot)
+        self._holders[slot] -= 1
+        if lease.prefill is not None:
+            self._holders[lease.prefill.slot] -= 1
+        return lease
+
+    def release_prefill_at(self, lease: Lease, due_s: float) -> None:
+        """For an answer whose first token is not seen: it is believed there at `due_s`."""
+        heapq.heappush(self._releases, (due_s, lease.id))
+        if len(self._releases) > 2 * len(self._open) + _MAX_STALE_RELEASES:
+            self._releases = [entry for entry in self._releases if entry[1] in self._open]
+            heapq.heapify(self._releases)
+
+    @property
+    def next_release_s(self) -> float:
+        """When the next of those is due; infinity when there is none."""
+        return self._releases[0][0] if self._releases else float("inf")
+
+    def release_due(self, now: float, limit: int) -> None:
+        """Gives back what is due, at most `limit` of it."""
+        releases = self._releases
+        while limit and releases and releases[0][0] <= now:
+            lease = self._open.get(heapq.heappop(releases)[1])
+            if lease is not None:
+                self.release_prefill(lease)
+            limit -= 1
+
+    def recheck(self, slot: int) -> None:
+        """Whether the pod is full, after its maxConns changed."""
+        mark = 1 << slot
+        if self._inflight.cells[slot] >= self._table.max_conns[slot]:
+            self.full |= mark
+        else:
+            self.full &= ~mark
+
+    def _take(self, slot: int) -> None:
+        inflight = self._inflight.cells[slot] + 1.0
+        self._inflight.cells[slot] = inflight
+        if inflight >= self._table.max_conns[slot]:
+            self.full |= 1 << slot
+
+    def _give_back(self, slot: int) -> None:
+        inflight = self._inflight.cells[slot] - 1.0
+        self._inflight.cells[slot] = inflight
+        if self.full >> slot & 1 and inflight < self._table.max_conns[slot]:
+            self.full &= ~(1 << slot)

@@ -1,0 +1,261 @@
+"""What each event means: one handler per kind of event, and nothing enters by another door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from calinix.core import events
+from calinix.core.events import Event, Failure
+from calinix.core.ledger import Lease
+from calinix.core.means import RequestMeans
+from calinix.core.pods import Pod
+from calinix.core.requests import Work
+from calinix.core.roster import Roster
+from calinix.core.state import State
+from calinix.core.strategies import recipes
+
+_NEUTRAL = frozenset({Failure.TOTAL_TIMEOUT, Failure.CANCELLED})
+_ANSWERED = frozenset({Failure.REFUSED, Failure.SERVER_ERROR})
+
+
+class Observer:
+    """Applies events to the state. Events about unknown pods or closed leases are harmless."""
+
+    def __init__(self, state: State, roster: Roster, means: RequestMeans):
+        self._state = state
+        self._roster = roster
+        self._means = means
+        self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
+            events.PodAdded: self._pod_added,
+            events.PodRemoved: self._pod_removed,
+            events.PodDraining: self._pod_draining,
+            events.StrategyChanged: self._strategy_changed,
+            events.RulesChanged: self._rules_changed,
+            events.ProbeSucceeded: self._probe_succeeded,
+            events.ProbeFailed: self._probe_failed,
+            events.PodHeard: self._pod_heard,
+            events.PodRestarted: self._pod_restarted,
+            events.BlocksStored: self._blocks_stored,
+            events.BlocksRemoved: self._blocks_removed,
+            events.BlocksCleared: self._blocks_cleared,
+            events.ResponseStored: self._response_stored,
+            events.PrefillDone: self._prefill_done,
+            events.FirstToken: self._first_token,
+            events.Finished: self._finished,
+            events.Failed: self._failed,
+        }
+
+    # --- pods --------------------------------------------------------------------------------
+
+    def _pod_added(self, event: events.PodAdded, now: float) -> None:  # noqa: ARG002
+        self._roster.add(event.config, event.role)
+
+    def _pod_removed(self, event: events.PodRemoved, now: float) -> None:  # noqa: ARG002
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            self._roster.remove(pod)
+
+    def _pod_draining(self, event: events.PodDraining, now: float) -> None:  # noqa: ARG002
+        table = self._state.table
+        pod = table.find(event.pod_id)
+        if pod is not None and event.draining:
+            table.draining |= 1 << pod.slot
+        elif pod is not None:
+            table.draining &= ~(1 << pod.slot)
+
+    def _strategy_changed(self, event: events.StrategyChanged, now: float) -> None:  # noqa: ARG002
+        self._state.strategy = event.strategy
+        self._state.recipes = recipes(event.strategy)
+
+    def _rules_changed(self, event: events.RulesChanged, now: float) -> None:  # noqa: ARG002
+        self._state.health.adopt(event.health)
+        self._state.default_mode = event.default_mode
+
+    def _probe_succeeded(self, event: events.ProbeSucceeded, now: float) -> None:
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            self._heard(pod, now)
+            self._state.health.probe_succeeded(pod.slot)
+
+    def _probe_failed(self, event: events.ProbeFailed, now: float) -> None:  # noqa: ARG002
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            self._state.health.probe_failed(pod.slot)
+            if event.refused:
+                self._refused_connection(pod)
+
+    def _pod_heard(self, event: events.PodHeard, now: float) -> None:
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            self._heard(pod, now)
+
+    def _pod_restarted(self, event: events.PodRestarted, now: float) -> None:
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            # `heard` may call for a new epoch as well; one is enough.
+            self._state.health.heard(pod.slot, now)
+            self._roster.make_cold(pod)
+
+    # --- what pods cache ---------------------------------------------------------------------
+
+    def _blocks_stored(self, event: events.BlocksStored, now: float) -> None:
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            self._heard(pod, now)
+            self._state.registry.stored(pod.slot, event.parent, event.blocks)
+
+    def _blocks_removed(self, event: events.BlocksRemoved, now: float) -> None:
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            self._heard(pod, now)
+            self._state.registry.removed(pod.slot, event.blocks)
+
+    def _blocks_cleared(self, event: events.BlocksCleared, now: float) -> None:
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            self._heard(pod, now)
+            self._state.registry.clear(pod.slot)
+
+    def _response_stored(self, event: events.ResponseStored, now: float) -> None:
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            self._state.pins.remember(event.response_id, pod, now)
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def _prefill_done(self, event: events.PrefillDone, now: float) -> None:
+        state = self._state
+        lease = state.ledger.get(event.lease_id)
+        if lease is None or lease.prefill is None or lease.prefilled:
+            return
+        lease.prefilled = True
+        state.ledger.release_prefill(lease)
+        prefill = lease.prefill
+        if state.table.is_current(prefill):
+            self._heard(prefill, now)
+            state.rates.learn(prefill, lease.work_tokens, lease.opened_s, now)
+            state.health.succeeded(prefill.slot, lease.id, now)
+            self._confirm(prefill, lease)
+
+    def _first_token(self, event: events.FirstToken, now: float) -> None:
+        state = self._state
+        lease = state.ledger.get(event.lease_id)
+        if lease is None or lease.explanation.ttft_s is not None:
+            return
+        lease.explanation.ttft_s = now - lease.opened_s
+        state.ledger.release_prefill(lease)
+        pod = lease.pod
+        if state.table.is_current(pod):
+            self._heard(pod, now)
+            if lease.prefill is None and lease.work is Work.GENERATE:
+                state.rates.learn(pod, lease.work_tokens, lease.opened_s, now)
+            if state.health.trying:
+                state.health.first_token(pod.slot, lease.id, now)
+        self._confirm_all(lease)
+
+    def _finished(self, event: events.Finished, now: float) -> None:
+        state = self._state
+        lease = state.ledger.close(event.lease_id)
+        if lease is None:
+            return
+        status, why = event.status, lease.explanation
+        why.e2e_s = now - lease.opened_s
+        why.status = status
+        why.prompt_tokens = event.prompt_tokens
+        why.cached_tokens = event.cached_tokens
+        why.output_tokens = event.output_tokens
+        if 200 <= status < 300:
+            if lease.work is Work.GENERATE:
+                if event.prompt_tokens is not None:
+                    state.preparer.learn(lease.prompt, event.prompt_tokens)
+                if event.output_tokens is not None:
+                    self._means.answered(event.output_tokens)
+            self._confirm_all(lease)
+        else:
+            self._withdraw(lease)
+        pod = lease.pod
+        if state.table.is_current(pod):
+            self._heard(pod, now)
+            if status < 300:
+                state.health.succeeded(pod.slot, lease.id, now)
+            else:
+                self._judge(pod, lease, _failure_of(status), now)
+        self._end_trials(lease)
+
+    def _failed(self, event: events.Failed, now: float) -> None:
+        state = self._state
+        lease = state.ledger.close(event.lease_id)
+        if lease is None:
+            return
+        why = lease.explanation
+        why.e2e_s = now - lease.opened_s
+        why.status = event.status or None
+        why.failure = event.failure.value
+        self._withdraw(lease)
+        pod = lease.prefill if event.leg == "prefill" and lease.prefill is not None else lease.pod
+        if state.table.is_current(pod):
+            if event.failure in _ANSWERED:
+                self._heard(pod, now)
+            self._judge(pod, lease, event.failure, now)
+        self._end_trials(lease)
+
+    def _judge(self, pod: Pod, lease: Lease, failure: Failure | None, now: float) -> None:
+        """What an answer that is no good one says of the pod. None: nothing (3xx, 4xx)."""
+        health = self._state.health
+        if failure is None or failure in _NEUTRAL:
+            return
+        if failure is Failure.REFUSED:
+            health.refused(pod.slot, now)
+            return
+        health.failed(pod.slot, lease.id, now, self._state.table.role(pod.role))
+        if failure is Failure.CONNECT:
+            self._refused_connection(pod)
+
+    def _end_trials(self, lease: Lease) -> None:
+        """Whatever this lease tried and did not settle may be tried again."""
+        health = self._state.health
+        if health.trying:
+            health.neutral(lease.pod.slot, lease.id)
+            if lease.prefill is not None:
+                health.neutral(lease.prefill.slot, lease.id)
+
+    def _confirm_all(self, lease: Lease) -> None:
+        """The prompt is prefilled wherever the request went."""
+        if not lease.confirmed:
+            lease.confirmed = True
+            self._confirm(lease.pod, lease)
+            if lease.prefill is not None and not lease.prefilled:
+                lease.prefilled = True
+                self._confirm(lease.prefill, lease)
+
+    def _confirm(self, pod: Pod, lease: Lease) -> None:
+        if lease.prompt.blocks and self._state.table.is_current(pod):
+            self._state.registry.confirm(pod.slot, lease.prompt.chain)
+
+    def _withdraw(self, lease: Lease) -> None:
+        """Takes back what was only believed; another epoch has no entries of this lease."""
+        state, prompt = self._state, lease.prompt
+        if not prompt.blocks or lease.confirmed:
+            return
+        ticket = lease.id & 0xFFFFFFFF
+        if state.table.is_current(lease.pod):
+            state.registry.withdraw(lease.pod.slot, prompt.chain, ticket)
+        prefill = lease.prefill
+        if prefill is not None and not lease.prefilled and state.table.is_current(prefill):
+            state.registry.withdraw(prefill.slot, prompt.chain, ticket)
+
+    def _heard(self, pod: Pod, now: float) -> None:
+        if self._state.health.heard(pod.slot, now):
+            self._roster.make_cold(pod)
+
+    def _refused_connection(self, pod: Pod) -> None:
+        if self._state.health.refused_connection(pod.slot):
+            self._roster.make_cold(pod)
+
+
+def _failure_of(status: int) -> Failure | None:
+    """What a pod's own status says of it."""
+    if status in (429, 503):
+        return Failure.REFUSED
+    return Failure.SERVER_ERROR if status >= 500 else None

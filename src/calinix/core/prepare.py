@@ -1,0 +1,178 @@
+"""The prepare stage: a prompt's namespace, its chain of block hashes, its size in engine tokens.
+
+Sizes are estimates from units (bytes, words or token ids) per engine token, learned per model
+from the usage that engines report.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from calinix.core.kv import Chain, hash_bytes, hash_words, seed_of
+from calinix.core.requests import RouteRequest, Work
+
+Tokenizer = Literal["bytes", "words"]
+
+BLOCK_UNITS: dict[Tokenizer, int] = {"bytes": 128, "words": 32}
+"""Default units per block."""
+TOKEN_BLOCK = 16
+"""Token ids per block."""
+START_UNITS = {"bytes": 4.0, "words": 0.75}
+"""Units per engine token before anything is learned."""
+
+_KEEP = 0.97
+_PRIOR_TOKENS = 512.0
+_MAX_NAMESPACES = 4096
+_MAX_RATIOS = 1024
+_EMPTY = Chain.of(())
+_NO_NAMESPACE = "0" * 16
+
+
+class Ratio:
+    """Units per token, weighted by size, with forgetting."""
+
+    __slots__ = ("_tokens", "_units", "value")
+
+    def __init__(self, start: float):
+        self._tokens = _PRIOR_TOKENS
+        self._units = start * _PRIOR_TOKENS
+        self.value = start
+
+    def learn(self, units: float, tokens: float) -> None:
+        """So many units were so many tokens."""
+        self._units = _KEEP * self._units + units
+        self._tokens = _KEEP * self._tokens + tokens
+        self.value = self._units / self._tokens
+
+
+class Namespace(msgspec.Struct, eq=False):
+    """What keeps prompts of different models, tenants and tokenizers apart."""
+
+    seed: int
+    name: str
+    """The seed in 16 hex digits."""
+    ratio: Ratio | None
+    """Units per engine token; None: units are engine tokens."""
+
+
+class Prompt(msgspec.Struct, frozen=True, eq=False):
+    """A prompt, prepared."""
+
+    chain: Chain
+    blocks: int
+    namespace: str
+    tokens: float
+    """Engine tokens, estimated."""
+    block_tokens: float = 0.0
+    """Engine tokens per block, estimated."""
+    cap_blocks: int = 0
+    """Most blocks that can help: engines always recompute the last token."""
+    units: float = 0.0
+    """Bytes, words or token ids; 0 where nothing can be learned."""
+    ratio: Ratio | None = None
+
+
+_NO_PROMPT = Prompt(_EMPTY, 0, _NO_NAMESPACE, 0.0)
+
+
+class Preparer:
+    """Prepares prompts, and learns how large they really were. Its tables are bounded."""
+
+    def __init__(self, tokenizer: Tokenizer, block_size: int | None, enabled: bool):
+        self._enabled = enabled
+        self._words = tokenizer == "words"
+        self._block = block_size or BLOCK_UNITS[tokenizer]
+        self._start = START_UNITS[tokenizer]
+        self._tag = f"{tokenizer}:{self._block}".encode()
+        self._namespaces: dict[tuple[str, bytes, bool], Namespace] = {}
+        self._ratios: dict[str, Ratio] = {}
+        self._bytes = Ratio(START_UNITS["bytes"])
+        # Of the prompts that were routed: how many engine tokens a block stands for.
+        self._per_block = Ratio(self._block / self._start)
+
+    @property
+    def tokens_per_block(self) -> float:
+        """Engine tokens that one block of the mirrors stands for."""
+        return self._per_block.value
+
+    def prepare(self, request: RouteRequest) -> Prompt:
+        """The prompt of a request. Only prompts that leave cache entries are hashed."""
+        if request.work is not Work.GENERATE:
+            if request.work is Work.POOLING:
+                return self._unhashed(request)
+            return _NO_PROMPT
+        if not self._enabled:
+            return self._unhashed(request)
+        key = (request.model, request.tenant, request.prompt_is_tokens)
+        namespace = self._namespaces.get(key) or self._namespace(key)
+        data = request.prompt
+        size = len(data)
+        ratio = namespace.ratio
+        if ratio is None:
+            block, per_token = TOKEN_BLOCK, 1.0
+            chain = hash_bytes(namespace.seed, data, 4 * TOKEN_BLOCK)
+            units = size / 4
+            cap_blocks = (size // 4 - 1) // TOKEN_BLOCK
+        elif self._words:
+            block, per_token = self._block, ratio.value
+            chain = hash_words(namespace.seed, data, block)
+            # The words behind the last full block are not counted: half a block on average.
+            units = (len(chain) + 0.5) * block if size else 0.0
+            cap_blocks = len(chain)
+        else:
+            block, per_token = self._block, ratio.value
+            chain = hash_bytes(namespace.seed, data, block)
+            units = float(size)
+            cap_blocks = (size - 1) // block
+        tokens = units / per_token
+        if request.other_bytes:
+            # What usage will count is more than the prompt: nothing can be learned from it.
+            units = 0.0
+            tokens += request.other_bytes / (4.0 if ratio is None else self._bytes.value)
+        return Prompt(
+            chain,
+            len(chain),
+            namespace.name,
+            tokens,
+            block / per_token,
+            cap_blocks if size else 0,
+            units,
+            ratio,
+        )
+
+    def learn(self, prompt: Prompt, tokens: int) -> None:
+        """The engine says that the prompt has so many tokens."""
+        if tokens <= 0 or prompt.units <= 0.0:
+            return
+        if prompt.ratio is not None:
+            prompt.ratio.learn(prompt.units, tokens)
+            if not self._words:
+                self._bytes.learn(prompt.units, tokens)
+        if prompt.blocks:
+            block = TOKEN_BLOCK if prompt.ratio is None else self._block
+            covered = min(1.0, prompt.blocks * block / prompt.units)
+            self._per_block.learn(tokens * covered, prompt.blocks)
+
+    def _unhashed(self, request: RouteRequest) -> Prompt:
+        per_token = 4.0 if request.prompt_is_tokens else self._bytes.value
+        size = len(request.prompt)
+        return Prompt(_EMPTY, 0, _NO_NAMESPACE, (size + request.other_bytes) / per_token)
+
+    def _namespace(self, key: tuple[str, bytes, bool]) -> Namespace:
+        model, tenant, is_tokens = key
+        if len(self._namespaces) >= _MAX_NAMESPACES:
+            self._namespaces.clear()
+        tag = b"tokens:%d" % TOKEN_BLOCK if is_tokens else self._tag
+        # Lengths first, so that no two namespaces give the same bytes.
+        name = model.encode("utf-8", "surrogatepass")
+        seed = seed_of(b"%d:%b%d:%b%b" % (len(name), name, len(tenant), tenant, tag))
+        ratio = None if is_tokens else self._ratio(model)
+        found = self._namespaces[key] = Namespace(seed, f"{seed:016x}", ratio)
+        return found
+
+    def _ratio(self, model: str) -> Ratio:
+        if len(self._ratios) >= _MAX_RATIOS:
+            self._ratios.clear()
+        return self._ratios.setdefault(model, Ratio(self._start))

@@ -1,0 +1,60 @@
+"""The scorers: each gives every candidate a score in [0, 1].
+
+To add one: write the function, and its line in SCORERS.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from calinix.core.choice import Choice, Scorer
+from calinix.core.columns import Floats
+from calinix.core.state import State
+
+LEAST_BUSIEST = 8.0
+"""Below so many requests on the busiest candidate, load differences count less."""
+
+
+def cache(state: State, choice: Choice) -> Floats | None:  # noqa: ARG001
+    """The share of the prompt's full blocks that the pod holds."""
+    depths = choice.depths
+    return None if depths is None else depths * (1.0 / choice.prompt.blocks)
+
+
+def load(state: State, choice: Choice) -> Floats | None:  # noqa: ARG001
+    """1 - n / max(n_max, 8): n requests inflight, n_max on the busiest candidate."""
+    assert choice.inflight is not None
+    return 1.0 - choice.inflight * (1.0 / max(choice.busiest, LEAST_BUSIEST))
+
+
+def sticky(state: State, choice: Choice) -> Floats | None:  # noqa: ARG001
+    """1 for the pod that served the session last."""
+    last, among = choice.last, choice.among
+    if last is None or among is None or not choice.candidates >> last.slot & 1:
+        return None
+    scores = np.zeros(among.count)
+    scores[among.index(last.slot)] = 1.0
+    return scores
+
+
+def locality(state: State, choice: Choice) -> Floats | None:
+    """1 for pods near the prefill pod: the same engine, or the same host or zone label."""
+    near, among = choice.near, choice.among
+    if near is None or among is None:
+        return None
+    table = state.table
+    scores: Floats | None = None
+    for column in (table.urls, table.hosts, table.zones):
+        code = column.item(near.slot)
+        if code:
+            same = (column[among.slots] == code).astype(np.float64)
+            scores = same if scores is None else np.maximum(scores, same)
+    return scores
+
+
+SCORERS: dict[str, Scorer] = {
+    "cache": cache,
+    "load": load,
+    "sticky": sticky,
+    "locality": locality,
+}

@@ -1,0 +1,82 @@
+"""The strategies: which filters, scorers and picker choose a pod, per role.
+
+To add one: write the function, and its line in STRATEGIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from calinix.config import Strategy, Weights
+from calinix.core.choice import Recipe
+from calinix.core.filters import FILTERS
+from calinix.core.pickers import PICKERS
+from calinix.core.pods import ROLES, Role
+from calinix.core.scorers import SCORERS
+
+
+def _recipe(
+    picker: str, weights: dict[str, float] | None = None, filters: tuple[str, ...] = ()
+) -> Recipe:
+    """From names. A scorer of weight 0 is left out: it would cost time and change nothing."""
+    used = {name: weight for name, weight in (weights or {}).items() if weight > 0.0}
+    return Recipe(
+        tuple((name, FILTERS[name]) for name in filters),
+        tuple(
+            (name, weight, np.array(weight, dtype=np.float64), SCORERS[name])
+            for name, weight in used.items()
+        ),
+        PICKERS[picker],
+        uses_cache="cache" in used,
+    )
+
+
+def _random(strategy: Strategy, role: Role) -> Recipe:  # noqa: ARG001
+    return _recipe("random")
+
+
+def _round_robin(strategy: Strategy, role: Role) -> Recipe:  # noqa: ARG001
+    return _recipe("nextInTurn")
+
+
+def _least_load(strategy: Strategy, role: Role) -> Recipe:  # noqa: ARG001
+    return _recipe("best", {"load": 1.0})
+
+
+def _power_of_two(strategy: Strategy, role: Role) -> Recipe:  # noqa: ARG001
+    return _recipe("lessLoadedOfTwo")
+
+
+def _cache_only(strategy: Strategy, role: Role) -> Recipe:  # noqa: ARG001
+    return _recipe("best", {"cache": 1.0})
+
+
+def _cache_aware(strategy: Strategy, role: Role) -> Recipe:
+    weights: Weights = getattr(strategy, role)
+    return _recipe(
+        "best",
+        {
+            "cache": weights.cache,
+            "load": weights.load,
+            "sticky": weights.sticky,
+            "locality": weights.locality if role == "decode" else 0.0,
+        },
+        ("imbalance",) if strategy.imbalance.enabled else (),
+    )
+
+
+STRATEGIES: dict[str, Callable[[Strategy, Role], Recipe]] = {
+    "random": _random,
+    "roundRobin": _round_robin,
+    "leastLoad": _least_load,
+    "powerOfTwo": _power_of_two,
+    "cacheOnly": _cache_only,
+    "cacheAware": _cache_aware,
+}
+
+
+def recipes(strategy: Strategy) -> dict[Role, Recipe]:
+    """The recipe of each role."""
+    return {role: STRATEGIES[strategy.name](strategy, role) for role in ROLES}
