@@ -71,8 +71,6 @@ class Limits(Base, frozen=True):
     """Client connections; one over it is answered 503 and closed."""
     pipelined_requests: Annotated[int, Meta(ge=1, le=10_000)] = 16
     """Requests of one connection that may wait for their turn before its reading pauses."""
-    buffered_bytes: PositiveInt = 1_073_741_824
-    """Bytes of request bodies held at once over all connections; one over it is answered 503."""
 
 
 class Timeouts(Base, frozen=True):
@@ -91,7 +89,8 @@ class Timeouts(Base, frozen=True):
     prefill_ms: Ms = 120_000
     """Dispatch: to the answer of a prefill leg; then another prefill pod, once; then 504."""
     client_ms: Ms = 30_000
-    """For a client to send one whole request; then 408, and its connection is closed."""
+    """For a client to send one whole request, then 408; and to take anything at all of what waits
+    for it, then its connection is cut."""
     keep_alive_ms: Ms = 75_000
     """A client connection without a request is closed after this."""
     drain_ms: Ms = 30_000
