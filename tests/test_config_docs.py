@@ -11,9 +11,17 @@ import msgspec
 import pytest
 import yaml
 
-from calinix.config import Config, expanded, json_schema, load_config, parse_config
+from calinix.config import (
+    BLOCK_SIZES,
+    Config,
+    expanded,
+    json_schema,
+    load_config,
+    parse_config,
+)
 from calinix.config.describe import field_docs, structs
 from calinix.config.schema import Base
+from calinix.core.prepare import BLOCK_UNITS
 from calinix.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,6 +112,11 @@ def test_the_schema_speaks_of_the_keys_of_the_file() -> None:
     assert {field.encode_name for field in msgspec.structs.fields(Config)} == set(
         json_schema()["$defs"]["Config"]["properties"]
     )
+
+
+def test_block_sizes_are_those_of_the_core() -> None:
+    """The block size that is shown where the file names none is the one that routing uses."""
+    assert BLOCK_SIZES == BLOCK_UNITS
 
 
 SMALL = "upstreams: {single: {pods: [{id: p, url: 'http://p:1'}]}}\n"
