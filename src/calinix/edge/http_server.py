@@ -535,6 +535,11 @@ class HttpServer:
         self.port = server.sockets[0].getsockname()[1]
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep_again)
 
+    def adopt(self, limits: Limits, timeouts: Timeouts) -> None:
+        """Other limits and times: the limits for connections made from now on."""
+        self.limits = limits
+        self.timeouts = timeouts
+
     def sweep(self, now: float) -> None:
         """Hold every client to its times; the server calls this itself once a second."""
         for connection in tuple(self.open):

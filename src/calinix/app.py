@@ -1,0 +1,237 @@
+"""The composition root: the only place that constructs. Starts, reloads and drains a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from calinix.config import Config, load_config
+from calinix.core.kv import COMPILED
+from calinix.core.router import Router
+from calinix.edge.health import Prober
+from calinix.edge.http_server import HttpServer
+from calinix.edge.tls import client_ssl_context, server_ssl_context
+from calinix.errors import ConfigError
+from calinix.gateway.admin import AdminHandler
+from calinix.gateway.server import Gateway
+from calinix.gateway.upstreams import Upstream, Upstreams, pods_by_role
+from calinix.telemetry import Telemetry, configure_logging
+
+log = structlog.get_logger()
+
+_ADMIN_BODY_BYTES = 65_536
+
+
+class App:
+    """One gateway process: its two ports, its probes, its signals."""
+
+    def __init__(self, config: Config, config_path: Path | None = None):
+        self.config = config
+        self.config_path = config_path
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        # No secret depends on these numbers: they only spread load.
+        self._rng = random.Random(config.gateway.seed)
+        self.router = Router(config, self._rng)
+        self.telemetry = Telemetry(config, self.router)
+        upstreams = Upstreams(config, loop, _pod_tls(config))
+        self.gateway = Gateway(config, self.router, self.telemetry, upstreams, loop)
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._probers: dict[str, Prober] = {}
+        self._tls = server_ssl_context(config.gateway.tls) if config.gateway.tls else None
+        self.server = HttpServer(self.gateway, loop, config.gateway.limits, config.gateway.timeouts)
+        self.admin: HttpServer | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where clients reach it."""
+        scheme = "https" if self._tls else "http"
+        return f"{scheme}://{_dialable(self.config.gateway.host)}:{self.server.port}"
+
+    @property
+    def admin_url(self) -> str:
+        """Where metrics and admin JSON are; empty when the admin port is off."""
+        if self.admin is None:
+            return ""
+        return f"http://{_dialable(self.config.admin.host)}:{self.admin.port}"
+
+    async def start(self) -> None:
+        """Opens the ports and starts the probes. Raises ConfigError when a port is taken."""
+        config = self.config
+        upstreams = self.gateway.upstreams
+        upstreams.on_added = self._start_probe
+        upstreams.on_removed = self._stop_probe
+        for _, pod in pods_by_role(config).values():
+            upstreams.add(pod)
+        if config.admin.enabled:
+            self.admin = HttpServer(
+                AdminHandler(self.gateway),
+                self._loop,
+                config.gateway.limits,
+                config.gateway.timeouts,
+            )
+            await _listen(self.admin, config.admin.host, config.admin.port, "admin.port", None)
+        gateway = config.gateway
+        await _listen(self.server, gateway.host, gateway.port, "gateway.port", self._tls)
+        self.gateway.start()
+        log.info(
+            "serving",
+            host=gateway.host,
+            port=self.server.port,
+            admin_port=self.admin.port if self.admin else None,
+            pods=len(self._probes),
+            compiled=COMPILED,
+        )
+
+    def _start_probe(self, upstream: Upstream) -> None:
+        prober = Prober(
+            upstream.pod,
+            upstream.client,
+            self.config.health,
+            self.gateway.observe,
+            self._rng.random,
+        )
+        self._probers[upstream.pod.id] = prober
+        self._probes[upstream.pod.id] = self._loop.create_task(prober.run())
+
+    def _stop_probe(self, pod_id: str) -> None:
+        self._probers.pop(pod_id, None)
+        task = self._probes.pop(pod_id, None)
+        if task is not None:
+            task.cancel()
+
+    def reload(self) -> None:
+        """Reads the file again; a bad one is reported and changes nothing."""
+        if self.config_path is None:
+            return
+        try:
+            config = load_config(self.config_path)
+            pod_tls = _pod_tls(config)
+            if self._tls is not None and config.gateway.tls is not None:
+                # New handshakes take the renewed certificate; running connections are untouched.
+                tls = config.gateway.tls
+                server_ssl_context(tls)
+                self._tls.load_cert_chain(tls.cert_file, tls.key_file)
+        except (ConfigError, OSError, ssl.SSLError) as error:
+            log.error("reload_refused", problems=str(error).splitlines())
+            return
+        for key in _needs_restart(self.config, config):
+            log.warning("reload_ignores", key=key, hint="takes effect at the next start")
+        self.config = config
+        self.gateway.upstreams.adopt(config, pod_tls)
+        self.gateway.reload(config)
+        self.server.adopt(config.gateway.limits, config.gateway.timeouts)
+        for prober in self._probers.values():
+            prober.health = config.health
+        log.info("reloaded", pods=len(self._probes))
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """No new connections; what is under way ends, at the latest after `drain_s`."""
+        self.gateway.draining = True
+        if drain_s is None:
+            drain_s = self.config.gateway.timeouts.drain_ms / 1e3
+        log.info("draining", inflight=len(self.gateway.flights), limit_s=drain_s)
+        await self.server.drain(drain_s)
+        for pod_id in list(self._probes):
+            self._stop_probe(pod_id)
+        self.gateway.upstreams.close()
+        if self.admin is not None:
+            await self.admin.drain(1.0)
+        self.gateway.stop()
+        self.telemetry.close()
+        log.info("stopped")
+
+
+def _dialable(host: str) -> str:
+    """An address to connect to, for an address to listen on."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"[{host}]" if ":" in host else host
+
+
+def _pod_tls(config: Config) -> ssl.SSLContext | None:
+    pods = pods_by_role(config).values()
+    if any(pod.url.startswith("https://") for _, pod in pods):
+        return client_ssl_context(config.upstreams.tls)
+    return None
+
+
+async def _listen(
+    server: HttpServer, host: str, port: int, key: str, tls: ssl.SSLContext | None
+) -> None:
+    try:
+        await server.start(host, port, ssl=tls)
+    except OSError as error:
+        raise ConfigError(
+            [f"{key}: cannot listen on {host}:{port}: {error.strerror or error}; choose another"]
+        ) from error
+
+
+def _needs_restart(old: Config, new: Config) -> list[str]:
+    """Keys whose new value cannot be taken over by a running process."""
+    views: dict[str, Callable[[Config], object]] = {
+        "gateway.host": lambda c: c.gateway.host,
+        "gateway.port": lambda c: c.gateway.port,
+        "gateway.tokenizer": lambda c: c.gateway.tokenizer,
+        "gateway.blockSize": lambda c: c.gateway.block_size,
+        "gateway.seed": lambda c: c.gateway.seed,
+        "gateway.deterministic": lambda c: c.gateway.deterministic,
+        "gateway.decisionsKept": lambda c: c.gateway.decisions_kept,
+        "gateway.tls": lambda c: c.gateway.tls is None,
+        "cacheRegistry": lambda c: c.cache_registry,
+        "sessions": lambda c: c.sessions,
+        "admin": lambda c: c.admin,
+        "log": lambda c: c.log,
+    }
+    return [key for key, view in views.items() if view(old) != view(new)]
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(config: Config, config_path: Path | None = None) -> AsyncIterator[App]:
+    """A gateway in this process for as long as the block runs: for tests, demos and notebooks."""
+    app = App(config, config_path)
+    await app.start()
+    try:
+        yield app
+    finally:
+        await app.stop()
+
+
+async def _serve(config: Config, config_path: Path) -> None:
+    app = App(config, config_path)
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, app.reload)
+    await app.start()
+    _settle_garbage_collector()
+    await stop.wait()
+    # A second signal does not wait for the drain.
+    hurry = loop.create_task(app.stop())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, hurry.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await hurry
+
+
+def _settle_garbage_collector() -> None:
+    """Requests leave no cycles behind, so full collections are rare and skip what start-up made."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
+
+
+def serve(config_path: Path) -> None:
+    """Runs a gateway until SIGTERM or SIGINT. Raises ConfigError."""
+    config = load_config(config_path)
+    configure_logging(config.log)
+    uvloop.run(_serve(config, config_path))

@@ -1,0 +1,71 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calinix import __version__
+from calinix.cli_check import check
+from calinix.errors import ConfigError
+from calinix.sim.commands import load_command, mock_pod_command
+
+app = typer.Typer(
+    name="calinix",
+    help="The load balancer for LLM inference pods that knows which pod holds a prompt's prefix.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"calinix {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The load balancer for LLM inference pods that knows which pod holds a prompt's prefix."""
+    del version
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Argument(help="The YAML file.")] = Path("config.yaml"),
+) -> None:
+    """Run the gateway.
+
+    SIGTERM and Ctrl-C drain: no new connections, streams under way finish (up to
+    gateway.timeouts.drainMs). SIGHUP reads the file again.
+    """
+    from calinix.app import serve as run  # noqa: PLC0415  other commands need none of it
+
+    run(config)
+
+
+app.command("check")(check)
+app.command("mock-pod")(mock_pod_command)
+app.command("load")(load_command)
+
+
+def main() -> None:
+    """Entry point: errors that a user can mend are lines on stderr, not tracebacks."""
+    try:
+        app()
+    except ConfigError as error:
+        for problem in error.problems:
+            typer.secho(problem, err=True, fg="red" if sys.stderr.isatty() else None)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

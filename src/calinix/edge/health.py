@@ -1,0 +1,61 @@
+"""Active probes: asks each pod's health endpoint and tells the router what it heard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from calinix.config import Health, PodConfig
+from calinix.core.events import Event, ProbeFailed, ProbeSucceeded
+from calinix.edge.http_client import FetchError, PodClient, UpstreamFailure, fetch
+
+_FIRST_VERDICT_INTERVAL_S = 0.2
+"""A pod is asked this often until it has once answered: start-up should not wait a period."""
+
+
+class Prober:
+    """Probes one pod until cancelled."""
+
+    def __init__(
+        self,
+        pod: PodConfig,
+        client: PodClient,
+        health: Health,
+        observe: Callable[[Event], None],
+        jitter: Callable[[], float],
+    ):
+        self._pod = pod
+        self._client = client
+        self._observe = observe
+        self._jitter = jitter
+        self.health = health
+
+    async def run(self) -> None:
+        """Probes for ever; each round is bounded by `timeoutMs`."""
+        answered = False
+        while True:
+            event = await self._probe()
+            answered = answered or isinstance(event, ProbeSucceeded)
+            self._observe(event)
+            interval_s = self.health.interval_ms / 1e3
+            if not answered:
+                interval_s = min(interval_s, _FIRST_VERDICT_INTERVAL_S)
+            # Jitter keeps the probes of many pods from falling on one moment.
+            await asyncio.sleep(interval_s * (0.9 + 0.2 * self._jitter()))
+
+    async def _probe(self) -> Event:
+        key = self._pod.api_key
+        headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
+        try:
+            head, _ = await fetch(
+                self._client,
+                "GET",
+                self.health.endpoint,
+                headers,
+                timeout_s=self.health.timeout_ms / 1e3,
+            )
+        except FetchError as error:
+            return ProbeFailed(self._pod.id, refused=error.failure is UpstreamFailure.CONNECT)
+        if 200 <= head.status < 300:
+            return ProbeSucceeded(self._pod.id)
+        return ProbeFailed(self._pod.id)

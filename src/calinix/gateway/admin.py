@@ -1,0 +1,107 @@
+"""The admin port: metrics, what is known of the pods, decisions and what came of them."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+import msgspec
+
+from calinix import errors
+from calinix.config import expanded
+from calinix.core.events import PodDraining
+from calinix.edge.http_server import Request
+from calinix.gateway.server import Gateway
+
+_JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
+_METRICS = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
+_YAML = b"content-type: application/yaml\r\n"
+_MAX_DECISIONS = 1000
+
+
+class AdminHandler:
+    """Serves the admin port (RequestHandler)."""
+
+    def __init__(self, gateway: Gateway):
+        self._gateway = gateway
+        self._get = {
+            "/metrics": self._metrics,
+            "/health": self._health,
+            "/admin/pods": self._pods,
+            "/admin/decisions": self._decisions,
+            "/admin/config": self._config,
+            "/admin/state": self._state,
+        }
+
+    def on_request(self, request: Request) -> None:
+        """A whole request has arrived."""
+        try:
+            self._serve(request)
+        except errors.HttpError as error:
+            self._gateway.answer_error(request, error)
+
+    def _serve(self, request: Request) -> None:
+        view = self._get.get(request.path)
+        if view is not None:
+            if request.method not in ("GET", "HEAD"):
+                raise errors.MethodNotAllowed(f"{request.method} is not served here")
+            view(request)
+            return
+        parts = request.path.split("/")
+        if len(parts) == 5 and parts[1:3] == ["admin", "pods"] and parts[4] in ("drain", "resume"):
+            self._drain(request, parts[3], draining=parts[4] == "drain")
+            return
+        paths = ", ".join([*self._get, "/admin/pods/{id}/drain", "/admin/pods/{id}/resume"])
+        raise errors.NotFound(f"no such path; there are: {paths}", code="unknown_path")
+
+    def _metrics(self, request: Request) -> None:
+        telemetry = self._gateway.telemetry
+        telemetry.flush()
+        request.conn.respond(200, _METRICS, telemetry.metrics.exposition())
+
+    def _health(self, request: Request) -> None:
+        request.conn.respond(200, _JSON, b'{"status":"ok"}')
+
+    def _pods(self, request: Request) -> None:
+        pods = self._gateway.router.pods()
+        request.conn.respond(200, _JSON, msgspec.json.encode({"pods": pods}))
+
+    def _decisions(self, request: Request) -> None:
+        query = parse_qs(request.query.decode("latin-1"))
+        ring = self._gateway.router.decisions
+        if "request_id" in query:
+            found = ring.find(query["request_id"][0])
+            if found is None:
+                raise errors.NotFound("no such request among the decisions kept")
+            decisions = [found.to_dict()]
+        else:
+            try:
+                count = int(query.get("last", ["50"])[0])
+            except ValueError:
+                raise errors.BadRequest("last must be a number", param="last") from None
+            count = max(0, min(count, _MAX_DECISIONS))
+            decisions = [decision.to_dict() for decision in ring.last(count)]
+        request.conn.respond(200, _JSON, msgspec.json.encode({"decisions": decisions}))
+
+    def _config(self, request: Request) -> None:
+        request.conn.respond(200, _YAML, expanded(self._gateway.config).encode())
+
+    def _state(self, request: Request) -> None:
+        """What a test or an operator wants to see at a glance."""
+        gateway = self._gateway
+        state = {
+            "inflight": len(gateway.flights),
+            "waiting": len(gateway.waiting),
+            "draining": gateway.draining,
+            "openLeases": gateway.router.open_leases(),
+            "maxTickLagSeconds": gateway.max_tick_lag_s,
+        }
+        request.conn.respond(200, _JSON, msgspec.json.encode(state))
+
+    def _drain(self, request: Request, pod_id: str, *, draining: bool) -> None:
+        if request.method != "POST":
+            raise errors.MethodNotAllowed("use POST")
+        if not any(upstream.pod.id == pod_id for upstream in self._gateway.upstreams):
+            raise errors.NotFound(f"no pod has the id '{pod_id[:128]}'", param="id")
+        self._gateway.observe(PodDraining(pod_id, draining))
+        self._gateway.wake_soon()
+        request.conn.respond(200, _JSON, msgspec.json.encode({"id": pod_id, "draining": draining}))

@@ -1,0 +1,158 @@
+"""The head of every message that the gateway sends: what passes, what is set, what is stripped."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from calinix import headers as h
+from calinix.core.requests import RoutePlan
+
+_NEVER_TO_PODS = h.HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"expect",
+    # Answers are looked at for usage and the first token, so they must come unencoded.
+    b"accept-encoding",
+    # Sent by `request_head`: the pod's own key, or the client's where the config forwards it.
+    h.AUTHORIZATION,
+    h.REQUEST_ID,
+    h.DATA_PARALLEL_RANK,
+}
+_NEVER_TO_PODS_NOR_CREDENTIALS = _NEVER_TO_PODS | {b"x-api-key", b"api-key", b"cookie"}
+
+_NEVER_TO_CLIENTS = h.HOP_BY_HOP | {b"content-length", h.REQUEST_ID}
+
+_SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}\Z")
+
+
+class RequestIds:
+    """Ids of requests and traces: a random start per process, then a count."""
+
+    def __init__(self) -> None:
+        self._prefix = os.urandom(6).hex()
+        self._trace_prefix = os.urandom(8).hex()
+        self._count = 0
+
+    def request_id(self, given: bytes | None) -> str:
+        """The client's own id where it is safe to write into a head and a log, else a new one."""
+        self._count += 1
+        if given is not None and _SAFE_ID.match(given):
+            return given.decode("ascii")
+        return f"{self._prefix}-{self._count:08x}"
+
+    def traceparent_line(self) -> bytes:
+        """A new W3C trace context, version 00, sampled."""
+        count = self._count
+        return b"traceparent: 00-%b%016x-%016x-01\r\n" % (
+            self._trace_prefix.encode(),
+            count,
+            # A span id of zero is invalid, so the count starts at one.
+            count,
+        )
+
+
+class PodAddress:
+    """What is constant in every head sent to one pod."""
+
+    __slots__ = ("authorization_line", "host_line", "prefix")
+
+    def __init__(self, host: bytes, prefix: bytes, api_key: str | None):
+        self.host_line = b"host: " + host + b"\r\n"
+        self.prefix = prefix
+        self.authorization_line = (
+            b"authorization: Bearer " + api_key.encode() + b"\r\n" if api_key else b""
+        )
+
+
+def plan_lines(plan: RoutePlan) -> bytes:
+    """The x-calinix-* lines of a plan: the same go to the pods and back to the client."""
+    pod_id = plan.pod.id
+    lines = (
+        f"x-request-id: {plan.request_id}\r\n"
+        f"x-calinix-request-id: {plan.request_id}\r\n"
+        f"x-calinix-mode: {plan.mode}\r\n"
+        f"x-calinix-target-pod-id: {pod_id}\r\n"
+        f"x-calinix-cache-hit: {'true' if plan.cached_blocks else 'false'}\r\n"
+        f"x-calinix-cache-prefix-depth: {plan.cached_blocks}\r\n"
+        f"x-calinix-cache-namespace: {plan.namespace}\r\n"
+        f"x-calinix-route-policy: {plan.strategy}\r\n"
+    )
+    if plan.prefill is not None:
+        lines += (
+            f"x-calinix-prefill-pod-id: {plan.prefill.id}\r\nx-calinix-decode-pod-id: {pod_id}\r\n"
+        )
+    return lines.encode("ascii")
+
+
+def _without_named_by_connection(
+    headers: Sequence[tuple[bytes, bytes]],
+) -> list[tuple[bytes, bytes]]:
+    """Drops `Connection` and what it declares hop-by-hop (RFC 9110 section 7.6.1)."""
+    named = {b"connection"}
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return [header for header in headers if header[0] not in named]
+
+
+def client_lines(
+    headers: Sequence[tuple[bytes, bytes]], ids: RequestIds, *, forward_authorization: bool
+) -> bytes:
+    """The client's header lines that go to a pod, plus a traceparent where it sent none.
+
+    Made once per request: retries and both legs of a dispatch share them.
+    """
+    drop = _NEVER_TO_PODS if forward_authorization else _NEVER_TO_PODS_NOR_CREDENTIALS
+    passed: list[bytes] = []
+    traced = False
+    for name, value in headers:
+        if name in drop:
+            if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+                rest = _without_named_by_connection(headers)
+                return client_lines(rest, ids, forward_authorization=forward_authorization)
+            continue
+        if name.startswith(h.CALINIX_PREFIX):
+            continue
+        if name == h.TRACEPARENT:
+            traced = True
+        passed += (name, b": ", value, b"\r\n")
+    if not traced:
+        passed.append(ids.traceparent_line())
+    return b"".join(passed)
+
+
+def request_head(
+    method: str,
+    target: bytes,
+    address: PodAddress,
+    authorization_line: bytes,
+    lines: bytes,
+    calinix_lines: bytes,
+    content_length: int | None,
+) -> bytes:
+    """The whole head of a request to a pod, blank line included.
+
+    `authorization_line` is the client's own, or empty; the pod's key goes before it.
+    """
+    return b"%b %b%b HTTP/1.1\r\n%b%b%b%b%b\r\n" % (
+        method.encode("ascii"),
+        address.prefix,
+        target,
+        address.host_line,
+        address.authorization_line or authorization_line,
+        lines,
+        calinix_lines,
+        b"content-length: %d\r\n" % content_length if content_length is not None else b"",
+    )
+
+
+def response_lines(headers: Sequence[tuple[bytes, bytes]], calinix_lines: bytes) -> bytes:
+    """The pod's header lines that go to the client, followed by the plan's."""
+    passed: list[bytes] = []
+    for name, value in headers:
+        if name not in _NEVER_TO_CLIENTS and not name.startswith(h.CALINIX_PREFIX):
+            passed += (name, b": ", value, b"\r\n")
+    passed.append(calinix_lines)
+    return b"".join(passed)

@@ -1,0 +1,624 @@
+"""One client's request on its way: routed, sent, answered, its lease closed exactly once.
+
+Everything here runs inside protocol callbacks: no coroutine, no task, no timer per request.
+Time-outs are one deadline attribute that the gateway's sweep looks at.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from calinix import errors
+from calinix import headers as h
+from calinix.core.events import (
+    Failed,
+    Failure,
+    Finished,
+    FirstToken,
+    PrefillDone,
+    ResponseStored,
+    Role,
+)
+from calinix.core.prompt import Endpoint, ParsedBody, read_body
+from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest
+from calinix.edge.http_client import ResponseHead, UpstreamCall, UpstreamFailure
+from calinix.edge.http_server import Request
+from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer, strip_transfer_fields
+from calinix.engines.protocols import exchange_for
+from calinix.engines.usage import Usage, read_usage
+from calinix.gateway.heads import client_lines, plan_lines, request_head, response_lines
+from calinix.gateway.routes import response_id_of
+from calinix.telemetry import RequestRecord
+
+if TYPE_CHECKING:
+    from calinix.gateway.server import Gateway
+
+# The answer of a leg that does not answer the client: transfer handles, never a text of note.
+_MAX_SIDE_ANSWER_BYTES = 16 * 1024 * 1024
+
+_FAILURES = {
+    UpstreamFailure.CONNECT: Failure.CONNECT,
+    UpstreamFailure.REUSED_CLOSED: Failure.CLOSED,
+    UpstreamFailure.CLOSED: Failure.CLOSED,
+    UpstreamFailure.BROKEN: Failure.BROKEN,
+    UpstreamFailure.PROTOCOL: Failure.CLOSED,
+}
+
+_REFUSALS: dict[RefusalReason, type[errors.HttpError]] = {
+    RefusalReason.MODE_NOT_SERVED: errors.BadRequest,
+    RefusalReason.MODEL_NOT_SERVED: errors.NotFound,
+    RefusalReason.NO_POD: errors.NoPod,
+    RefusalReason.FULL: errors.TooManyRequests,
+}
+
+# These APIs announce an answer before they have a token of it.
+_TOKEN_MARK = {Endpoint.RESPONSES: b"delta", Endpoint.MESSAGES: b"delta"}
+
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp[A-Za-z0-9_-]{1,128})"')
+
+_CLIENT_LEFT_STATUS = 499
+
+
+class SideLeg:
+    """Listens to a leg that does not answer the client, and keeps its whole answer."""
+
+    __slots__ = ("call", "flight", "head", "leg", "pieces", "size_bytes")
+
+    def __init__(self, flight: Flight, leg: Leg):
+        self.flight = flight
+        self.leg = leg
+        self.call: UpstreamCall | None = None
+        self.head: ResponseHead | None = None
+        self.pieces: list[bytes] = []
+        self.size_bytes = 0
+
+    def on_head(self, head: ResponseHead) -> None:
+        """The status, and what the body is."""
+        self.head = head
+
+    def on_body(self, body: bytes, wire: bytes | None, last: bool) -> None:  # noqa: ARG002
+        """A piece of the answer; the last one hands it to the flight."""
+        self.size_bytes += len(body)
+        if self.size_bytes > _MAX_SIDE_ANSWER_BYTES:
+            self.flight.on_side_failed(self, Failure.CLOSED, "its answer is too large")
+            return
+        self.pieces.append(body)
+        if last:
+            self.flight.on_side_answered(self, b"".join(self.pieces))
+
+    def on_failure(self, failure: UpstreamFailure, detail: str) -> None:
+        """No answer."""
+        self.flight.on_side_failed(self, _FAILURES[failure], detail)
+
+
+class Flight:
+    """A request between its last byte in and its last byte out.
+
+    Listens to the leg that answers the client (ResponseListener) and to the client itself
+    (ResponseStream).
+    """
+
+    __slots__ = (
+        "answer_leg",
+        "authorization",
+        "body",
+        "calinix_lines",
+        "call",
+        "chunks",
+        "client_blocked",
+        "conn",
+        "deadline_s",
+        "decision_s",
+        "done",
+        "endpoint",
+        "exchange",
+        "first_token_s",
+        "gateway",
+        "head",
+        "label",
+        "last_token_s",
+        "lease_open",
+        "lines",
+        "parsed",
+        "plan",
+        "request",
+        "retries",
+        "retry_reason",
+        "route_request",
+        "sides",
+        "started",
+        "status",
+        "streamed",
+        "tail",
+        "token_mark",
+        "written_bytes",
+    )  # fmt: skip
+
+    def __init__(self, gateway: Gateway, request: Request, endpoint: Endpoint, label: str):
+        self.gateway = gateway
+        self.request = request
+        self.conn = request.conn
+        self.endpoint = endpoint
+        self.label = label
+        self.plan: RoutePlan | None = None
+        self.lease_open = False
+        self.exchange: Exchange | None = None
+        self.call: UpstreamCall | None = None
+        self.answer_leg: Leg | None = None
+        self.sides: list[SideLeg] = []
+        self.head: ResponseHead | None = None
+        self.started = False
+        self.client_blocked = False
+        self.done = False
+        self.status = 0
+        self.retries = 0
+        self.retry_reason = ""
+        self.chunks = 0
+        self.tail = (b"", b"")
+        self.first_token_s = 0.0
+        self.last_token_s = 0.0
+        self.decision_s = 0.0
+        self.written_bytes = 0
+        self.deadline_s = float("inf")
+        self.token_mark = _TOKEN_MARK.get(endpoint, b"data:")
+
+    # --- from the client's request to a plan -------------------------------------------------
+
+    def start(self, now: float) -> None:
+        """Reads the request, routes it and sends it. Raises HttpError for what is wrong in it."""
+        began = time.perf_counter()
+        request = self.request
+        gateway = self.gateway
+        parsed = self.parsed = read_body(self.endpoint, request.body)
+        body = request.body
+        self.body = strip_transfer_fields(body) if parsed.has_transfer_fields else body
+        self.streamed = parsed.stream
+        self.route_request = self._route_request(parsed)
+        self.lines = client_lines(
+            request.headers, gateway.ids, forward_authorization=gateway.forward_authorization
+        )
+        given = request.header(h.AUTHORIZATION) if gateway.forward_authorization else None
+        self.authorization = b"authorization: " + given + b"\r\n" if given else b""
+        self.conn.stream = self
+        outcome = gateway.router.route(self.route_request, now)
+        self.decision_s = time.perf_counter() - began
+        gateway.flights.add(self)
+        if isinstance(outcome, RoutePlan):
+            self._launch(outcome, now)
+        elif outcome.reason is not RefusalReason.FULL or not gateway.waiting.add(self, now):
+            self._refuse(outcome)
+
+    def _route_request(self, parsed: ParsedBody) -> RouteRequest:
+        request = self.request
+        mode = request.header(h.MODE)
+        if mode is not None and mode not in (b"single", b"dispatch"):
+            raise errors.BadRequest(
+                f"x-calinix-mode must be 'single' or 'dispatch', not {mode[:40]!r}",
+                code="unknown_mode",
+            )
+        session = request.header(h.SESSION_KEY)
+        session_key = session.decode("latin-1") if session else parsed.session_key
+        if session_key is None and self.gateway.session_from_user:
+            session_key = parsed.user
+        response_id = parsed.previous_response_id or response_id_of(request.path)
+        return RouteRequest(
+            request_id=self.gateway.ids.request_id(request.header(h.REQUEST_ID)),
+            mode=None if mode is None else ("single" if mode == b"single" else "dispatch"),
+            work=self.endpoint.work,
+            model=parsed.model,
+            prompt=parsed.prompt,
+            prompt_is_tokens=parsed.prompt_is_tokens,
+            tenant=parsed.cache_salt,
+            session_key=session_key,
+            max_output_tokens=parsed.max_output_tokens,
+            streamed=parsed.stream,
+            other_bytes=parsed.other_bytes,
+            pinned_pod=(
+                self.gateway.router.response_owner(response_id, self.gateway.now())
+                if response_id
+                else None
+            ),
+        )
+
+    @property
+    def wait_key(self) -> object:
+        """Those of one mode and model wait for the same pods."""
+        return (self.route_request.mode, self.route_request.model)
+
+    def try_again(self, now: float) -> bool:
+        """From the wait queue: routes once more; False when every pod is still full."""
+        outcome = self.gateway.router.route(self.route_request, now)
+        if isinstance(outcome, RoutePlan):
+            self._launch(outcome, now)
+        elif outcome.reason is RefusalReason.FULL:
+            return False
+        else:
+            self._refuse(outcome)
+        return True
+
+    def give_up_waiting(self) -> None:
+        """From the wait queue: the deadline has passed."""
+        self._fail(errors.TooManyRequests("every pod is full; waited in vain", retry_after_s=1))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        reason = refusal.reason
+        busy = reason in (RefusalReason.NO_POD, RefusalReason.FULL)
+        self._fail(
+            _REFUSALS[reason](
+                refusal.message,
+                code=reason.value,
+                param="model" if reason is RefusalReason.MODEL_NOT_SERVED else None,
+                retry_after_s=1 if busy else None,
+            )
+        )
+
+    # --- from a plan to its legs -------------------------------------------------------------
+
+    def _launch(self, plan: RoutePlan, now: float, resend: Leg | None = None) -> None:
+        self.plan = plan
+        self.lease_open = True
+        self.calinix_lines = plan_lines(plan)
+        if resend is not None:
+            self._send(resend, now)
+            return
+        protocol = self.gateway.dispatch_protocol
+        self.exchange = exchange_for(protocol, plan.mode, self.endpoint, self.body)
+        for leg in self.exchange.start():
+            self._send(leg, now)
+
+    def _send(self, leg: Leg, now: float) -> None:
+        plan = self.plan
+        assert plan is not None
+        gateway = self.gateway
+        request = self.request
+        pod = plan.prefill if leg.role == "prefill" else plan.pod
+        assert pod is not None
+        upstream = gateway.upstreams[pod.id]
+        has_body = request.method not in ("GET", "HEAD", "DELETE") or bool(leg.body)
+        head = request_head(
+            request.method,
+            request.target,
+            upstream.address,
+            self.authorization,
+            self.lines,
+            self.calinix_lines,
+            len(leg.body) if has_body else None,
+        )
+        timeouts = gateway.timeouts
+        if leg.answers_client:
+            self.answer_leg = leg
+            self.deadline_s = now + (timeouts.first_token_s if self.streamed else timeouts.total_s)
+            self.call = upstream.client.send(
+                (head, leg.body), self, head_only=request.method == "HEAD"
+            )
+        else:
+            side = SideLeg(self, leg)
+            self.sides.append(side)
+            self.deadline_s = min(self.deadline_s, now + timeouts.prefill_s)
+            side.call = upstream.client.send((head, leg.body), side)
+
+    # --- legs that do not answer the client --------------------------------------------------
+
+    def on_side_answered(self, side: SideLeg, body: bytes) -> None:
+        """A prefill leg's whole answer is here: on to the next legs, or to the client."""
+        self.sides.remove(side)
+        head = side.head
+        assert head is not None
+        assert self.plan is not None
+        gateway = self.gateway
+        now = gateway.now()
+        if head.status >= 500 or head.status == 429:
+            failure = Failure.REFUSED if head.status in (429, 503) else Failure.SERVER_ERROR
+            if not self._retry("prefill", failure, head.status, now):
+                self._pass_on(head, body, failure)
+        elif head.status >= 300:
+            self._pass_on(head, body, None)
+        else:
+            if not self.sides:
+                self.deadline_s = float("inf")
+            gateway.router.observe(PrefillDone(self.plan.lease_id), now)
+            assert self.exchange is not None
+            try:
+                legs = self.exchange.after(side.leg, LegAnswer(status=head.status, body=body))
+            except ExchangeError as error:
+                self._lose("prefill", Failure.CLOSED, head.status)
+                self._fail(errors.BadGateway(str(error)))
+                return
+            for leg in legs:
+                self._send(leg, now)
+
+    def on_side_failed(self, side: SideLeg, failure: Failure, detail: str) -> None:
+        """A prefill leg is lost: it answered nobody, so another pod may be tried."""
+        if side.call is not None:
+            side.call.cancel()
+        self.sides.remove(side)
+        if not self._retry(side.leg.role, failure, 0, self.gateway.now()):
+            self._fail(errors.BadGateway(f"the {side.leg.role} pod failed: {detail}"))
+
+    def _pass_on(self, head: ResponseHead, body: bytes, failure: Failure | None) -> None:
+        """The prefill pod's own refusal becomes the client's answer."""
+        self._close_lease("prefill", failure, head.status, None)
+        self._cancel_calls()
+        self.status = head.status
+        self.started = True
+        self.conn.respond(head.status, response_lines(head.headers, self.calinix_lines), body)
+        self._end("" if failure is None else failure.value)
+
+    # --- the leg that answers the client -----------------------------------------------------
+
+    def on_head(self, head: ResponseHead) -> None:
+        """The pod's status. It is held until the first body byte, so that it can still change."""
+        self.head = head
+        if head.status in (429, 503) and self.answer_leg is not None:
+            self._retry(self.answer_leg.role, Failure.REFUSED, head.status, self.gateway.now())
+
+    def on_body(self, body: bytes, wire: bytes | None, last: bool) -> None:
+        """Body bytes of one read, passed on in one write."""
+        now = self.gateway.now()
+        if self.streamed and body:
+            self.chunks += body.count(b"data:")
+            if self.chunks:
+                self.deadline_s = now + self.gateway.timeouts.idle_s
+                self.last_token_s = now
+                if not self.first_token_s and self.token_mark in body:
+                    self._first_token(now)
+        self.tail = (self.tail[1], body) if body else self.tail
+        self.written_bytes += len(body)
+        if self.started:
+            self.conn.write(body, wire, last)
+        else:
+            self._begin(body, wire, last)
+        if last:
+            self._succeed()
+
+    def _begin(self, body: bytes, wire: bytes | None, last: bool) -> None:
+        head = self.head
+        assert head is not None
+        self.started = True
+        self.status = head.status
+        if self.endpoint is Endpoint.RESPONSES:
+            self._note_response_id(body)
+        lines = response_lines(head.headers, self.calinix_lines)
+        if last and self.request.method != "HEAD":
+            self.conn.respond(head.status, lines, body)
+        else:
+            self.conn.begin(head.status, lines, head.content_length)
+            self.conn.write(body, wire, last)
+
+    def _note_response_id(self, first_bytes: bytes) -> None:
+        """A stored answer can be read again only where it is: on the pod that made it."""
+        found = _RESPONSE_ID.search(first_bytes)
+        if found is not None and self.plan is not None and self.status < 300:
+            stored = ResponseStored(found.group(1).decode("ascii"), self.plan.pod.id)
+            self.gateway.observe(stored)
+
+    def _first_token(self, now: float) -> None:
+        self.first_token_s = now
+        if self.lease_open and self.plan is not None:
+            self.gateway.router.observe(FirstToken(self.plan.lease_id), now)
+
+    def on_failure(self, failure: UpstreamFailure, detail: str) -> None:
+        """The answering pod is lost; whether another may be tried is design's retry rule."""
+        leg = self.answer_leg
+        assert leg is not None
+        core_failure = _FAILURES[failure]
+        cannot_have_begun = failure in (UpstreamFailure.CONNECT, UpstreamFailure.REUSED_CLOSED)
+        if cannot_have_begun and self._retry(
+            leg.role, core_failure, 0, self.gateway.now(), may_stay=core_failure is Failure.CLOSED
+        ):
+            return
+        self._lose(leg.role, core_failure, 0)
+        self._fail(errors.BadGateway(f"the pod failed: {detail}"))
+
+    def _succeed(self) -> None:
+        usage = read_usage(self.tail[0] + self.tail[1])
+        assert self.answer_leg is not None
+        status = self.status
+        failure = None
+        if status >= 500 or status == 429:
+            failure = Failure.REFUSED if status in (429, 503) else Failure.SERVER_ERROR
+        self._close_lease(self.answer_leg.role, failure, status, usage)
+        self._cancel_calls(but_answer=True)
+        self._end("" if failure is None else failure.value, usage)
+
+    # --- what can go wrong -------------------------------------------------------------------
+
+    def on_deadline(self) -> None:
+        """From the sweep: the step under way has taken too long."""
+        if self.sides:
+            side = self.sides[0]
+            self.on_side_failed(side, Failure.TIMEOUT, "no answer within prefillMs")
+            return
+        leg_role: Role = self.answer_leg.role if self.answer_leg is not None else "single"
+        if self.client_blocked:
+            # The client does not read: the pod is not to blame.
+            self._lose(leg_role, Failure.CANCELLED, 0)
+            self._cancel_calls()
+            self.conn.abort()
+            self._end("client_stalled")
+        elif not self.streamed:
+            self._lose(leg_role, Failure.TOTAL_TIMEOUT, 0)
+            self._fail(errors.GatewayTimeout("no answer within totalMs"))
+        else:
+            what = "next event within idleMs" if self.chunks else "first token within firstTokenMs"
+            self._lose(leg_role, Failure.TIMEOUT, 0)
+            self._fail(errors.GatewayTimeout(f"no {what}"))
+
+    def _retry(
+        self, role: Role, failure: Failure, status: int, now: float, *, may_stay: bool = False
+    ) -> bool:
+        """Tries another pod, once; False: there is no other, or it has been tried already.
+
+        `may_stay`: a kept-alive connection that the pod had closed says nothing of the pod, so
+        where there is no other pod the same one is asked again.
+        """
+        plan = self.plan
+        if plan is None or self.started or self.retries >= self.gateway.max_retries:
+            return False
+        failed = plan.prefill if role == "prefill" else plan.pod
+        assert failed is not None
+        self._lose(role, failure, status)
+        before = self.route_request
+        keeps_prefill = role == "decode" and plan.prefill is not None
+        request = msgspec.structs.replace(
+            before,
+            avoid=before.avoid | 1 << failed.slot,
+            prefill_pod=plan.prefill.id if keeps_prefill and plan.prefill is not None else None,
+        )
+        router = self.gateway.router
+        outcome = router.route(request, now)
+        if isinstance(outcome, Refusal) and may_stay:
+            request = msgspec.structs.replace(request, avoid=before.avoid)
+            outcome = router.route(request, now)
+        if isinstance(outcome, Refusal):
+            return False
+        self.retries += 1
+        self.retry_reason = failure.value
+        self.route_request = request
+        self._cancel_calls()
+        self.head = None
+        self._launch(outcome, now, self.answer_leg if keeps_prefill else None)
+        return True
+
+    def _lose(self, role: Role, failure: Failure, status: int) -> None:
+        self._close_lease(role, failure, status, None)
+
+    def _close_lease(
+        self, role: Role, failure: Failure | None, status: int, usage: Usage | None
+    ) -> None:
+        """Gives the lease back; the one place where that happens, and harmless the second time."""
+        if not self.lease_open or self.plan is None:
+            return
+        self.lease_open = False
+        lease_id = self.plan.lease_id
+        now = self.gateway.now()
+        if failure is not None:
+            pod = self.plan.prefill if role == "prefill" and self.plan.prefill else self.plan.pod
+            self.gateway.telemetry.metrics.pod_failed(pod.id, failure.value)
+            self.gateway.router.observe(Failed(lease_id, role, failure, status), now)
+            return
+        self.gateway.router.observe(
+            Finished(
+                lease_id,
+                status,
+                usage.prompt_tokens if usage else None,
+                usage.cached_tokens if usage else None,
+                usage.output_tokens if usage else (self.chunks or None),
+            ),
+            now,
+        )
+
+    def _cancel_calls(self, *, but_answer: bool = False) -> None:
+        for side in self.sides:
+            if side.call is not None:
+                side.call.cancel()
+        self.sides.clear()
+        if self.call is not None and not but_answer:
+            self.call.cancel()
+        self.call = None
+
+    def _fail(self, error: errors.HttpError) -> None:
+        """Ends with an error: a true status before the first byte, an event and a close after."""
+        self._cancel_calls()
+        if not self.started:
+            self.status = error.status
+            self.gateway.answer_error(self.request, error, self._own_lines())
+        else:
+            if self.streamed and self.status < 300:
+                self.conn.write(self._error_event(error))
+            self.conn.break_off()
+        self._end(error.code or error.type)
+
+    def _own_lines(self) -> bytes:
+        if self.plan is not None:
+            return self.calinix_lines
+        return f"x-request-id: {self.route_request.request_id}\r\n".encode("ascii")
+
+    def _error_event(self, error: errors.HttpError) -> bytes:
+        gap = b"" if self.tail[1].endswith(b"\n\n") else b"\n\n"
+        if self.endpoint is Endpoint.MESSAGES:
+            data = b'{"type":"error",' + error.body()[1:]
+            return gap + b"event: error\ndata: " + data + b"\n\n"
+        return gap + b"data: " + error.body() + b"\n\n"
+
+    # --- the client (ResponseStream) ---------------------------------------------------------
+
+    def on_client_blocked(self) -> None:
+        """The client reads more slowly than the pod writes."""
+        self.client_blocked = True
+        if self.call is not None:
+            self.call.pause_reading()
+
+    def on_client_ready(self) -> None:
+        """The client has caught up."""
+        self.client_blocked = False
+        self.deadline_s = self.gateway.now() + (
+            self.gateway.timeouts.idle_s if self.streamed else self.gateway.timeouts.total_s
+        )
+        if self.call is not None:
+            self.call.resume_reading()
+
+    def on_client_gone(self) -> None:
+        """The client left: the pod must not go on for nobody."""
+        if self.done:
+            return
+        self.gateway.waiting.remove(self)
+        role: Role = "prefill" if self.sides else "single"
+        if self.answer_leg is not None and not self.sides:
+            role = self.answer_leg.role
+        self._lose(role, Failure.CANCELLED, 0)
+        self._cancel_calls()
+        self.status = self.status if self.started else _CLIENT_LEFT_STATUS
+        self._end("client_left")
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _end(self, error: str, usage: Usage | None = None) -> None:
+        """Every path ends here, once: the record is written and a waiter may go ahead."""
+        if self.done:
+            return
+        self.done = True
+        gateway = self.gateway
+        gateway.flights.discard(self)
+        gateway.telemetry.finish(self._record(error, usage))
+        if len(gateway.waiting):
+            gateway.wake_soon()
+
+    def _record(self, error: str, usage: Usage | None) -> RequestRecord:
+        now = self.gateway.now()
+        plan = self.plan
+        received_s = self.request.received_at
+        first_s = self.first_token_s
+        return RequestRecord(
+            request_id=self.route_request.request_id,
+            endpoint=self.label,
+            mode=plan.mode if plan else (self.route_request.mode or ""),
+            strategy=plan.strategy if plan else "",
+            model=self.parsed.model,
+            status=self.status,
+            pod_id=plan.pod.id if plan else "",
+            prefill_pod_id=plan.prefill.id if plan and plan.prefill else "",
+            e2e_s=now - received_s,
+            ttft_s=first_s - received_s if first_s else None,
+            itl_s=(
+                (self.last_token_s - first_s) / (self.chunks - 1)
+                if first_s and self.chunks > 1
+                else None
+            ),
+            decision_s=self.decision_s,
+            prompt_blocks=plan.prompt_blocks if plan else 0,
+            cached_blocks=plan.cached_blocks if plan else 0,
+            predicted_cached_tokens=plan.predicted_cached_tokens if plan else None,
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            output_tokens=usage.output_tokens if usage else None,
+            chunks=self.chunks,
+            retries=self.retries,
+            retry_reason=self.retry_reason,
+            error=error,
+            bytes_out=self.written_bytes,
+        )

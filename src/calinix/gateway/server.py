@@ -1,0 +1,225 @@
+"""The gateway: the host that turns HTTP requests into calls of the Router, and plans into bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+
+from calinix import errors
+from calinix import headers as h
+from calinix.config import Config, Strategy, Timeouts
+from calinix.core.events import Event, PodAdded, PodRemoved, RulesChanged, StrategyChanged
+from calinix.core.router import Router
+from calinix.edge.http_server import Request
+from calinix.gateway.heads import RequestIds
+from calinix.gateway.models import ModelList
+from calinix.gateway.proxy import Flight
+from calinix.gateway.routes import RouteTable
+from calinix.gateway.upstreams import Upstreams, pods_by_role
+from calinix.gateway.waiting import WaitQueue
+from calinix.telemetry import Telemetry
+
+_JSON = b"content-type: application/json\r\n"
+_SWEEP_S = 0.05
+_FLUSH_S = 0.5
+
+
+class TimeoutSeconds(msgspec.Struct, frozen=True):
+    """The time-outs that the request path compares with the loop's clock, in seconds."""
+
+    first_token_s: float
+    idle_s: float
+    total_s: float
+    prefill_s: float
+
+    @classmethod
+    def of(cls, timeouts: Timeouts) -> TimeoutSeconds:
+        """From the configuration's milliseconds."""
+        return cls(
+            first_token_s=timeouts.first_token_ms / 1e3,
+            idle_s=timeouts.idle_ms / 1e3,
+            total_s=timeouts.total_ms / 1e3,
+            prefill_s=timeouts.prefill_ms / 1e3,
+        )
+
+
+class ApiKeys:
+    """The gateway's own keys, compared by digest so that time tells nothing of them."""
+
+    def __init__(self, keys: tuple[str, ...]):
+        self._digests = frozenset(hashlib.sha256(key.encode()).digest() for key in keys)
+
+    def admit(self, request: Request) -> bool:
+        """True where no key is asked for, or the client gave one of them."""
+        if not self._digests:
+            return True
+        given = request.header(h.AUTHORIZATION)
+        if given is not None and given[:7].lower() == b"bearer ":
+            key: bytes | None = given[7:].strip()
+        else:
+            key = request.header(b"x-api-key")
+        return key is not None and hashlib.sha256(key).digest() in self._digests
+
+
+class Gateway:
+    """Owns the flights, the pods' connections and the wait queue; decides nothing about routing."""
+
+    def __init__(
+        self,
+        config: Config,
+        router: Router,
+        telemetry: Telemetry,
+        upstreams: Upstreams,
+        loop: asyncio.AbstractEventLoop,
+    ):
+        self.router = router
+        self.telemetry = telemetry
+        self.upstreams = upstreams
+        self.loop = loop
+        self.now: Callable[[], float] = loop.time
+        self.ids = RequestIds()
+        self.flights: set[Flight] = set()
+        self.draining = False
+        self.max_tick_lag_s = 0.0
+        self.waiting = WaitQueue(0, 1.0)
+        self.models = ModelList(self)
+        self._wake_asked = False
+        self._next_flush_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        telemetry.metrics.inflight = lambda: len(self.flights)
+        telemetry.metrics.waiting = lambda: len(self.waiting)
+        self._adopt(config)
+
+    def _adopt(self, config: Config) -> None:
+        gateway = config.gateway
+        self.config = config
+        self.routes = RouteTable(gateway.passthrough_paths)
+        self.keys = ApiKeys(gateway.api_keys)
+        self.timeouts = TimeoutSeconds.of(gateway.timeouts)
+        self.max_retries = gateway.retries
+        self.forward_authorization = gateway.forward_authorization
+        self.session_from_user = gateway.session_from_user
+        self.waiting.max_requests = gateway.waiting.max_requests
+        self.waiting.timeout_s = gateway.waiting.timeout_ms / 1e3
+        dispatch = config.upstreams.dispatch
+        self.dispatch_protocol = dispatch.protocol if dispatch is not None else "plain"
+
+    def reload(self, config: Config) -> None:
+        """Goes over to a new configuration; what is under way ends under the old one."""
+        now = self.now()
+        new = pods_by_role(config)
+        old = pods_by_role(self.config)
+        for pod_id in old.keys() - new.keys():
+            self.observe(PodRemoved(pod_id))
+            self.upstreams.remove(pod_id)
+        for pod_id, (role, pod) in new.items():
+            if old.get(pod_id) != (role, pod):
+                if pod_id in old:
+                    self.observe(PodRemoved(pod_id))
+                    self.upstreams.remove(pod_id)
+                self.router.observe(PodAdded(pod, role), now)
+                self.upstreams.add(pod)
+        strategy = config.gateway.strategy
+        self.observe(
+            StrategyChanged(strategy if isinstance(strategy, Strategy) else Strategy(name=strategy))
+        )
+        self.observe(RulesChanged(config.health, config.gateway.default_mode))
+        self._adopt(config)
+        self.wake_soon()
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def on_request(self, request: Request) -> None:
+        """A whole request has arrived (RequestHandler)."""
+        try:
+            self._serve(request)
+        except errors.HttpError as error:
+            self.answer_error(request, error)
+
+    def _serve(self, request: Request) -> None:
+        path = request.path
+        route = self.routes.find(path)
+        if route is None:
+            self._serve_here(request, path)
+            return
+        if not self.keys.admit(request):
+            raise errors.Unauthorized("no valid gateway API key", code="invalid_api_key")
+        endpoint = route.endpoints.get(request.method)
+        if endpoint is None:
+            self._refuse_method(request, route.allow)
+            return
+        Flight(self, request, endpoint, route.label).start(self.now())
+
+    def _serve_here(self, request: Request, path: str) -> None:
+        """The paths that the gateway answers itself."""
+        is_models = path == "/v1/models" or path.startswith("/v1/models/")
+        if not is_models and path not in ("/health", "/ready", "/ping"):
+            raise errors.NotFound(f"no such path: {path[:200]}", code="unknown_path")
+        if request.method not in ("GET", "HEAD"):
+            self._refuse_method(request, b"allow: GET, HEAD\r\n")
+        elif is_models:
+            if not self.keys.admit(request):
+                raise errors.Unauthorized("no valid gateway API key", code="invalid_api_key")
+            self.models.answer(request, path.removeprefix("/v1/models").removeprefix("/") or None)
+        elif path == "/ready" and (self.draining or not self.router.ready()):
+            reason = "draining" if self.draining else "no pod is ready"
+            raise errors.NoPod(reason, code="not_ready", retry_after_s=1)
+        else:
+            request.conn.respond(200, _JSON, b'{"status":"ok"}')
+
+    def _refuse_method(self, request: Request, allow: bytes) -> None:
+        error = errors.MethodNotAllowed(f"{request.method} is not served here")
+        self.answer_error(request, error, allow)
+
+    def answer_error(self, request: Request, error: errors.HttpError, lines: bytes = b"") -> None:
+        """The error in OpenAI's shape, with a true status."""
+        if error.retry_after_s is not None:
+            lines += b"retry-after: %d\r\n" % error.retry_after_s
+        if error.status == 401:
+            lines += b"www-authenticate: Bearer\r\n"
+        request.conn.respond(error.status, _JSON + lines, error.body())
+
+    # --- time --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins sweeping."""
+        self._due_s = self.now() + _SWEEP_S
+        self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
+
+    def stop(self) -> None:
+        """Ends sweeping and writes what is left of the request log."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.telemetry.flush()
+
+    def _sweep(self) -> None:
+        now = self.now()
+        self.max_tick_lag_s = max(self.max_tick_lag_s, now - self._due_s)
+        for flight in [flight for flight in self.flights if flight.deadline_s <= now]:
+            flight.on_deadline()
+        self.waiting.sweep(now)
+        if len(self.waiting):
+            self.waiting.wake(now)
+        self.router.tick(now)
+        if now >= self._next_flush_s:
+            self._next_flush_s = now + _FLUSH_S
+            self.telemetry.flush()
+        self.start()
+
+    def observe(self, event: Event) -> None:
+        """A fact from the probes or the admin port."""
+        self.router.observe(event, self.now())
+
+    def wake_soon(self) -> None:
+        """A place is free: offers it to the waiting, after the callback under way."""
+        if not self._wake_asked:
+            self._wake_asked = True
+            self.loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._wake_asked = False
+        self.waiting.wake(self.now())

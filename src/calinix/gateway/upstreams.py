@@ -1,0 +1,84 @@
+"""The connections to the pods, by pod id."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterator
+
+from calinix.config import Config, PodConfig
+from calinix.core.events import Role
+from calinix.edge.http_client import PodClient
+from calinix.gateway.heads import PodAddress
+
+
+def pods_by_role(config: Config) -> dict[str, tuple[Role, PodConfig]]:
+    """Pod id -> its role and settings, over both groups."""
+    upstreams = config.upstreams
+    groups: list[tuple[Role, tuple[PodConfig, ...]]] = []
+    if upstreams.single is not None:
+        groups.append(("single", upstreams.single.pods))
+    if upstreams.dispatch is not None:
+        groups.append(("prefill", upstreams.dispatch.prefill.pods))
+        groups.append(("decode", upstreams.dispatch.decode.pods))
+    return {pod.id: (role, pod) for role, pods in groups for pod in pods}
+
+
+class Upstream:
+    """One pod's connections, and what is constant in heads sent to it."""
+
+    __slots__ = ("address", "client", "pod")
+
+    def __init__(self, pod: PodConfig, client: PodClient):
+        self.pod = pod
+        self.client = client
+        self.address = PodAddress(client.host, client.prefix, pod.api_key)
+
+
+class Upstreams:
+    """Pod id -> Upstream; `on_added` and `on_removed` let the probes follow."""
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop, tls: ssl.SSLContext | None):
+        self._loop = loop
+        self._tls = tls
+        self._connect_timeout_s = config.gateway.timeouts.connect_ms / 1e3
+        self._by_id: dict[str, Upstream] = {}
+        self.on_added: Callable[[Upstream], None] | None = None
+        self.on_removed: Callable[[str], None] | None = None
+
+    def __getitem__(self, pod_id: str) -> Upstream:
+        return self._by_id[pod_id]
+
+    def __iter__(self) -> Iterator[Upstream]:
+        return iter(list(self._by_id.values()))
+
+    def adopt(self, config: Config, tls: ssl.SSLContext | None) -> None:
+        """Settings for connections that are opened from now on."""
+        self._connect_timeout_s = config.gateway.timeouts.connect_ms / 1e3
+        self._tls = tls
+
+    def add(self, pod: PodConfig) -> None:
+        """Opens nothing yet: connections are made when there is something to send."""
+        client = PodClient(
+            pod.url,
+            self._loop,
+            connect_timeout_s=self._connect_timeout_s,
+            max_idle=min(pod.max_conns, 256),
+            ssl=self._tls if pod.url.startswith("https://") else None,
+        )
+        upstream = self._by_id[pod.id] = Upstream(pod, client)
+        if self.on_added is not None:
+            self.on_added(upstream)
+
+    def remove(self, pod_id: str) -> None:
+        """Closes the idle connections; answers under way go on to their end."""
+        upstream = self._by_id.pop(pod_id, None)
+        if upstream is not None:
+            if self.on_removed is not None:
+                self.on_removed(pod_id)
+            upstream.client.close()
+
+    def close(self) -> None:
+        """Closes every connection that carries nothing."""
+        for upstream in self:
+            self.remove(upstream.pod.id)
