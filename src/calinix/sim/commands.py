@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
 import typer
 import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from calinix.errors import BadRequest
+from calinix.sim.load_report import Summary, tables
+from calinix.sim.load_traffic import Shape
+from calinix.sim.loadgen import Load, LoadError, Plan, run_load
 from calinix.sim.mock_faults import Fault, faults_from_text
 from calinix.sim.mock_pod import FailurePolicy, MockPod, MockRole
 from calinix.sim.pod_model import PodFigures
@@ -89,3 +96,81 @@ async def _serve(pod: MockPod, faults: list[Fault]) -> None:
         pod.add_faults(faults)
         typer.echo(f"mock {pod.role} pod of {pod.reader.models[0]} on {pod.url}")
         await stopped.wait()
+
+
+def load_command(
+    url: Annotated[str, typer.Argument(help="The gateway, or a pod.")] = "http://127.0.0.1:8080",
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="How many; 200 when --seconds is not given.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.01, help="For how long.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sessions at the same time.")] = 16,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="New sessions per second, as a Poisson process, instead."),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a first prompt.")] = 256,
+    shared_prefix: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of it that other sessions have too.")
+    ] = 0.8,
+    prefixes: Annotated[int, typer.Option(min=1, help="Different shared prefixes.")] = 8,
+    turns: Annotated[int, typer.Option(min=1, help="Requests of one session.")] = 1,
+    turn_tokens: Annotated[int, typer.Option(min=1, help="Length of later questions.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of an answer.")] = 64,
+    stream: Annotated[bool, typer.Option(help="Ask for event streams.")] = True,
+    mode: Annotated[
+        Literal["single", "dispatch"] | None, typer.Option(help="x-calinix-mode.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="By default the first that is served.")] = "",
+    api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="The same seed asks the same.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
+) -> None:
+    """Put a gateway under load and show latency, throughput, prefix hits and balance."""
+    shape = Shape(
+        model=model,
+        prompt_tokens=prompt_tokens,
+        shared_prefix=shared_prefix,
+        prefixes=prefixes,
+        turns=turns,
+        turn_tokens=turn_tokens,
+        max_tokens=max_tokens,
+        stream=stream,
+    )
+    plan = Plan(
+        requests=200 if requests is None and seconds is None else requests,
+        seconds=seconds,
+        concurrency=concurrency,
+        rate_per_s=rate,
+        timeout_s=timeout,
+        mode=mode,
+        api_key=api_key,
+    )
+    console = Console()
+    try:
+        summary = _run_with_progress(console, url, shape, plan, seed)
+    except LoadError as error:
+        typer.echo(f"{url}: {error}", err=True)
+        raise typer.Exit(1) from None
+    console.print(tables(summary))
+    if json is not None:
+        record = {"url": url, "seed": seed, "shape": shape, "plan": plan, "summary": summary}
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    if summary.requests == sum(summary.errors.values()):
+        raise typer.Exit(1)
+
+
+def _run_with_progress(console: Console, url: str, shape: Shape, plan: Plan, seed: int) -> Summary:
+    columns = (BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        total = plan.seconds if plan.requests is None else plan.requests
+        task = progress.add_task("load", total=total, said="")
+
+        def show(load: Load) -> None:
+            failed = sum(one.error is not None for one in load.outcomes[-1000:])
+            said = f"{load.done} done" + (f", {failed} of the last failed" if failed else "")
+            reached = load.elapsed_s if plan.requests is None else load.done
+            progress.update(task, completed=reached, said=said)
+
+        return uvloop.run(run_load(url, shape, plan, seed=seed, on_progress=show))

@@ -31,8 +31,8 @@ desk dial diet disc disk door dose down draw drew drop drug dual duke dust duty 
 east easy edge else even ever evil exit face fact fail fair fall farm fast fate fear feed feel
 feet fell felt file fill film find fine fire firm fish five flag flat
 """
-_ANSWER_WORDS = tuple(" " + word for word in _ANSWER_LIST.split())
-assert len(_ANSWER_WORDS) == 128
+ANSWER_WORDS = tuple(" " + word for word in _ANSWER_LIST.split())
+assert len(ANSWER_WORDS) == 128
 
 
 class _Ids(dict[str, int]):
@@ -51,8 +51,8 @@ class Tokenizer:
 
     def __init__(self) -> None:
         self._ids = _Ids()
-        self._answers = tuple(self._ids[piece] for piece in _ANSWER_WORDS)
-        self._answer_text = dict(zip(self._answers, _ANSWER_WORDS, strict=True))
+        self._answers = tuple(self._ids[piece] for piece in ANSWER_WORDS)
+        self._answer_text = dict(zip(self._answers, ANSWER_WORDS, strict=True))
 
     def encode(self, text: str) -> list[int]:
         """The ids of the text's pieces, in order."""
