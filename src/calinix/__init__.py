@@ -1,3 +1,3 @@
-"""Calinix: the load balancer for LLM inference pods that knows which pod holds a prompt's prefix."""
+"""Calinix: the load balancer for LLM inference pods that knows where a prompt's prefix is."""
 
 __version__ = "0.1.0"

@@ -336,8 +336,12 @@ class Flight:
         if side.call is not None:
             side.call.cancel()
         self.sides.remove(side)
-        if not self._retry(side.leg.role, failure, 0, self.gateway.now()):
-            self._fail(errors.BadGateway(f"the {side.leg.role} pod failed: {detail}"))
+        role = side.leg.role
+        if not self._retry(role, failure, 0, self.gateway.now()):
+            self._lose(role, failure, 0)
+            late = failure is Failure.TIMEOUT
+            kind = errors.GatewayTimeout if late else errors.BadGateway
+            self._fail(kind(f"the {role} pod failed: {detail}"))
 
     def _pass_on(self, head: ResponseHead, body: bytes, failure: Failure | None) -> None:
         """The prefill pod's own refusal becomes the client's answer."""

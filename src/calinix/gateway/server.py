@@ -20,7 +20,7 @@ from calinix.gateway.proxy import Flight
 from calinix.gateway.routes import RouteTable
 from calinix.gateway.upstreams import Upstreams, pods_by_role
 from calinix.gateway.waiting import WaitQueue
-from calinix.telemetry import Telemetry
+from calinix.telemetry import RequestRecord, Telemetry
 
 _JSON = b"content-type: application/json\r\n"
 _SWEEP_S = 0.05
@@ -138,6 +138,15 @@ class Gateway:
             self._serve(request)
         except errors.HttpError as error:
             self.answer_error(request, error)
+            # Never routed, so no flight writes its record; its path is the client's own words.
+            self.telemetry.finish(
+                RequestRecord(
+                    request_id=self.ids.request_id(request.header(h.REQUEST_ID)),
+                    status=error.status,
+                    error=error.code or error.type,
+                    e2e_s=self.now() - request.received_at,
+                )
+            )
 
     def _serve(self, request: Request) -> None:
         path = request.path
@@ -171,8 +180,9 @@ class Gateway:
             request.conn.respond(200, _JSON, b'{"status":"ok"}')
 
     def _refuse_method(self, request: Request, allow: bytes) -> None:
-        error = errors.MethodNotAllowed(f"{request.method} is not served here")
-        self.answer_error(request, error, allow)
+        self.answer_error(
+            request, errors.MethodNotAllowed(f"{request.method} is not served here"), allow
+        )
 
     def answer_error(self, request: Request, error: errors.HttpError, lines: bytes = b"") -> None:
         """The error in OpenAI's shape, with a true status."""
