@@ -474,7 +474,9 @@ cdef inline bint shows(Index *index, uint64_t block, uint32_t slot) noexcept nog
     return bits != NULL and bit(bits, slot) and not bit(dead_of(index, shard_of(index, mix)), slot)
 
 
-cdef inline bint any_live(const uint64_t *bits, const uint64_t *dead, uint32_t words) noexcept nogil:
+cdef inline bint any_live(
+    const uint64_t *bits, const uint64_t *dead, uint32_t words
+) noexcept nogil:
     cdef uint32_t w
     for w in range(words):
         if bits[w] & ~dead[w]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import index
-from typing import Final
+from typing import Final, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,7 @@ class Chain:
     def __len__(self) -> int:
         return len(self._hashes)
 
-    def __getitem__(self, position: int) -> int:
+    def __getitem__(self, position: SupportsIndex) -> int:
         return self._hashes[index(position)]
 
     def __iter__(self) -> Iterator[int]:
@@ -158,7 +158,7 @@ def hash_words(seed: int, data: bytes, block_words: int, limit_blocks: int = LIM
     """
     state = checked_seed(seed)
     data = _checked_bytes(data)
-    limit = _checked_block(block_words) * _checked_limit(limit_blocks)
+    limit = min(_checked_block(block_words) * _checked_limit(limit_blocks), len(data))
     words = data.split(None, limit)[:limit]
     hashes: list[int] = []
     for first in range(0, len(words) - len(words) % block_words, block_words):

@@ -6,26 +6,18 @@ its own form. COMPILED says which one this is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from calinix.core.hashing import LIMIT_BLOCKS
 
-COMPILED: bool
+try:
+    from calinix.core._native import Chain, hash_bytes, hash_words, seed_of
+    from calinix.core._native import NativePrefixRegistry as PrefixRegistry
 
-if TYPE_CHECKING:
+    COMPILED = True
+except ImportError:
     from calinix.core.hashing import Chain, hash_bytes, hash_words, seed_of
     from calinix.core.registry import PrefixRegistry
-else:
-    try:
-        from calinix.core._native import Chain, hash_bytes, hash_words, seed_of
-        from calinix.core._native import NativePrefixRegistry as PrefixRegistry
 
-        COMPILED = True
-    except ImportError:
-        from calinix.core.hashing import Chain, hash_bytes, hash_words, seed_of
-        from calinix.core.registry import PrefixRegistry
-
-        COMPILED = False
+    COMPILED = False
 
 __all__ = [
     "COMPILED",
