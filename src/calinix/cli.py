@@ -10,6 +10,8 @@ import typer
 
 from calinix import __version__
 from calinix.cli_check import check
+from calinix.cli_demo import demo
+from calinix.cli_explain import explain
 from calinix.errors import ConfigError
 from calinix.sim.commands import load_command, mock_pod_command
 
@@ -53,6 +55,8 @@ def serve(
 
 
 app.command("check")(check)
+app.command("demo")(demo)
+app.command("explain")(explain)
 app.command("mock-pod")(mock_pod_command)
 app.command("load")(load_command)
 

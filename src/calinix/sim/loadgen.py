@@ -209,6 +209,10 @@ class Load:
         seconds = max((one.ended_s for one in self.outcomes), default=self._start_s) - self._start_s
         return summarise(self.outcomes, self.gaps_s, seconds, self.not_sent)
 
+    def stop(self) -> None:
+        """Sends nothing more; the run ends when what is under way is answered."""
+        self._closed = True
+
     def _may_send(self) -> bool:
         plan = self.plan
         enough = plan.requests is not None and self.sent >= plan.requests

@@ -1,0 +1,126 @@
+"""`calinix explain`: where a request would go, and why, without sending it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from calinix.config import load_config
+from calinix.core.events import Finished, ProbeSucceeded
+from calinix.core.prompt import Endpoint, read_body
+from calinix.core.requests import Mode, Refusal, RoutePlan, RouteRequest
+from calinix.core.router import Router
+from calinix.errors import BadRequest
+from calinix.gateway.routes import RouteTable
+
+
+def explain(
+    request: Annotated[Path, typer.Argument(help="A request body as JSON; - is standard input.")],
+    config: Annotated[Path, typer.Option(help="The YAML file.")] = Path("config.yaml"),
+    after: Annotated[
+        list[Path] | None,
+        typer.Option(help="A body routed and answered before it; may be repeated, in order."),
+    ] = None,
+    path: Annotated[str, typer.Option(help="The path it is posted to.")] = "/v1/chat/completions",
+    mode: Annotated[Mode | None, typer.Option(help="As x-calinix-mode.")] = None,
+    session: Annotated[str | None, typer.Option(help="As x-calinix-session-key.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the decision as JSON.")] = False,
+) -> None:
+    """Say which pod a request would go to and why, without sending it.
+
+    All pods are taken to be healthy, idle and cold; --after warms them up. Decisions of a running
+    gateway are at its admin port: /admin/decisions?request_id=...
+    """
+    loaded = load_config(config)
+    route = RouteTable(loaded.gateway.passthrough_paths).find(path)
+    endpoint = route.endpoints.get("POST") if route is not None else None
+    if endpoint is None:
+        raise typer.BadParameter(f"POST {path} is not served", param_hint="--path")
+    seed = loaded.gateway.seed
+    router = Router(loaded, random.Random(0 if seed is None else seed))
+    for pod in router.pods():
+        router.observe(ProbeSucceeded(pod.id), 0.0)
+    for number, body in enumerate(after or []):
+        plan = _route(router, body, f"after-{number + 1}", endpoint, mode, session)
+        if isinstance(plan, RoutePlan):
+            router.observe(Finished(plan.lease_id, 200), 0.0)
+    outcome = _route(router, request, "explained", endpoint, mode, session)
+    if isinstance(outcome, Refusal):
+        typer.secho(f"refused ({outcome.reason.value}): {outcome.message}", err=True)
+        raise typer.Exit(1)
+    decision = outcome.to_dict()
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(decision), indent=2).decode())
+    else:
+        _show(decision)
+
+
+def _route(
+    router: Router,
+    path: Path,
+    request_id: str,
+    endpoint: Endpoint,
+    mode: Mode | None,
+    session: str | None,
+) -> RoutePlan | Refusal:
+    try:
+        raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        body = read_body(endpoint, raw)
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from None
+    except BadRequest as error:
+        raise typer.BadParameter(f"{path}: {error.message}") from None
+    return router.route(
+        RouteRequest(
+            request_id=request_id,
+            mode=mode,
+            work=endpoint.work,
+            model=body.model,
+            prompt=body.prompt,
+            prompt_is_tokens=body.prompt_is_tokens,
+            other_bytes=body.other_bytes,
+            tenant=body.cache_salt,
+            session_key=session or body.session_key,
+            max_output_tokens=body.max_output_tokens,
+            streamed=body.stream,
+        ),
+        0.0,
+    )
+
+
+def _show(decision: dict[str, Any]) -> None:
+    console = Console()
+    prompt, predicted = decision["prompt"], decision["predicted"]
+    console.print(
+        f"[bold]{decision['mode']}[/bold], strategy {decision['strategy']}; "
+        f"prompt of {prompt['blocks']} blocks (about {prompt['tokens']:.0f} tokens), "
+        f"{predicted['cachedBlocks']} of them cached where it is prefilled"
+    )
+    for choice in decision["choices"]:
+        names = list(choice["weights"])
+        weighted = [f"{name} x{weight:g}" for name, weight in choice["weights"].items()]
+        title = Text(f"{choice['role']}: {choice['picked']}", style="bold")
+        table = Table("pod", "score", *weighted, "inflight", "blocks", title=title)
+        for candidate in choice["candidates"]:
+            score = candidate["score"]
+            blocks = candidate["cachedBlocks"]
+            table.add_row(
+                candidate["podId"],
+                "-" if score is None else f"{score:.3f}",
+                *(f"{candidate['scores'][name]:.2f}" for name in names),
+                str(candidate["inflight"]),
+                "-" if blocks is None else str(blocks),
+            )
+        for dropped in choice["filtered"]:
+            table.add_row(
+                f"[dim]{dropped['podId']}[/dim]", f"[dim]filtered: {dropped['filter']}[/dim]"
+            )
+        console.print(table)
