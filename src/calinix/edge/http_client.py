@@ -7,6 +7,7 @@ comes is handed to a `ResponseListener`, at most one `on_body` a read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import ssl as ssl_module
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ __all__ = [
 
 REUSED_CLOSED_S = 0.05
 """A re-used connection that ends this soon without a byte had been closed before it was written."""
+SALVAGE_READS, SALVAGE_BYTES = 16, 65536
 SWEEP_S = 1.0
 FETCH_BODY_BYTES = 16 * 1024 * 1024
 
@@ -205,10 +207,29 @@ class PodConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed."""
+        if exc is not None and self._listener is not None:
+            self._read_what_came()
         self._ended(exc)
         self._transport = None
 
     # ---- how a call ends
+
+    def _read_what_came(self) -> None:
+        """Read an answer that came just before the connection broke.
+
+        A pod that refuses a large body answers, closes and so resets the connection; when our
+        write meets the reset first, the answer lies unread in the socket.
+        """
+        transport = self._transport
+        if transport is None or not transport.can_write_eof():
+            return  # under TLS the socket's bytes are not the answer's
+        with contextlib.suppress(OSError), transport.get_extra_info("socket").dup() as sock:
+            sock.setblocking(False)
+            for _ in range(SALVAGE_READS):
+                data = sock.recv(SALVAGE_BYTES)
+                if not data or self._listener is None:
+                    break
+                self.data_received(data)
 
     def _complete(self, listener: ResponseListener, body: bytes) -> None:
         """The response is whole. The connection goes back first: the listener may need it."""
@@ -335,8 +356,8 @@ class PodClient:
                 )
         except TimeoutError:
             detail = f"no connection within {self._connect_timeout_s:g} s"
-        except (OSError, ssl_module.SSLError) as error:
-            detail = str(error)
+        except (OSError, ValueError) as error:  # ValueError: a name that IDNA refuses
+            detail = str(error) or type(error).__name__
         call._task = None  # noqa: SLF001
         listener = call._listener  # noqa: SLF001
         if listener is None:

@@ -11,6 +11,7 @@ import msgspec
 
 from calinix.config import Limits
 from calinix.edge.http_strict import (
+    CACHED_LINE_BYTES,
     MAX_FIELDS,
     ExpectationError,
     Fields,
@@ -18,13 +19,15 @@ from calinix.edge.http_strict import (
     HeadBuffer,
     NotServedError,
     OverloadedError,
+    RequestLine,
     body_length,
+    cached_request_line,
     check_host,
     connection_tokens,
     first_values,
+    has_too_many_fields,
     keeps_alive,
     read_request_line,
-    split_target,
 )
 from calinix.edge.http_wire import CRLF, HEAD_END, ChunkedReader
 from calinix.errors import BadRequest, HeadersTooLarge, HttpError, PayloadTooLarge
@@ -86,12 +89,16 @@ class RequestReader:
         self._rest = b""  # bytes that wait until `ready` has room
         self._ended = False  # the client said it sends no more, or what it sent was refused
         self._skipped_line = False
+        # The head of the request whose body is still to come.
         self._fields: Fields = []
         self._head_complete = False
-        self._head: tuple[str, bytes, str, bytes, int, bool, dict[bytes, bytes]] | None = None
+        self._first_line: RequestLine = ("", b"", "", b"", 1)
+        self._values: dict[bytes, bytes] = {}
+        self._keep_alive = True
+        # Its body.
         self._body: BytesIO | ChunkedReader | None = None
-        self._left = 0  # bytes of the body still to come, where its length is known
-        self._held = 0  # bytes of the unfinished body in the budget
+        self._left = 0  # bytes still to come, where the length is known
+        self._held = 0  # bytes counted in the budget
 
     # What httptools calls.
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -117,13 +124,11 @@ class RequestReader:
             while data:
                 if self._body is not None:
                     data = self._take_body(self._body, data)
-                elif self.full:
+                elif self.ready and self.full:
                     self._rest = data
                     return
                 else:
                     data = self._take_head(data, now)
-                if self._ended:
-                    return
         except FramingError as error:
             self.stop()
             raise BadRequest(f"not valid HTTP/1.1: {error}") from error
@@ -131,16 +136,45 @@ class RequestReader:
             self.stop()
             raise
 
+    def discard(self) -> None:
+        """Read no more, and forget what is ready too."""
+        self.stop()
+        for request in self.ready:
+            self._budget.held_bytes -= len(request.body)
+        self.ready.clear()
+
     def stop(self) -> None:
         """Read no more: forget the unfinished request."""
         self._ended = True
         self.began_at = 0.0
         self.continue_due = False
         self._body = None
+        self._rest = b""
         self._budget.held_bytes -= self._held
         self._held = 0
 
     def _take_head(self, data: bytes, now: float) -> bytes:
+        """Read a head, and the body where it came whole. Returns what is left to read."""
+        if self._partial or data[0] == 13:
+            return self._take_split_head(data, now)
+        end = data.find(HEAD_END) + 4
+        if not 4 <= end <= self._limits.header_bytes:
+            return self._take_split_head(data, now)
+        self.began_at = now
+        size = len(data)
+        length = self._begin(data if end == size else data[:end])
+        if length == 0:
+            return self._finish(b"", data[end:])
+        if size - end == length:
+            self._held = length
+            self._budget.held_bytes += length
+            self._check_budget()
+            return self._finish(data[end:], b"")
+        self._expect_body(length)
+        return data[end:]
+
+    def _take_split_head(self, data: bytes, now: float) -> bytes:
+        """The same for a head that does not come in one piece, or not at all."""
         if not self._partial:
             if data[0] == 13 and not self._skipped_line:
                 # RFC 9112 2.2: one empty line before a request is passed over.
@@ -151,13 +185,6 @@ class RequestReader:
                     self._rest = data
                     return b""
             self.began_at = now
-            end = data.find(HEAD_END) + 4
-            if 4 <= end <= self._limits.header_bytes:
-                if end == len(data):
-                    self._begin(data)
-                    return b""
-                self._begin(data[:end])
-                return self._take_rest(data, end)
             if not 65 <= data[0] <= 90:
                 raise BadRequest("the first byte does not begin a request")
         try:
@@ -167,27 +194,22 @@ class RequestReader:
             raise HeadersTooLarge(f"the request head is over {limit} bytes") from None
         if found is None:
             return b""
-        self._begin(found[0])
-        return found[1]
+        head, rest = found
+        length = self._begin(head)
+        if length == 0:
+            return self._finish(b"", rest)
+        self._expect_body(length)
+        return rest
 
-    def _take_rest(self, data: bytes, at: int) -> bytes:
-        """What follows a head in the same read: most often exactly the body."""
-        size = self._left
-        if size and len(data) - at == size:
-            body = data[at:]
-            self._body = None
-            self._hold(size)
-            self._finish(body)
-            return b""
-        return data[at:]
-
-    def _begin(self, head: bytes) -> None:
-        """Judge a whole head; a request without a body is complete with it."""
-        method, target, minor = read_request_line(head[: head.find(CRLF)])
-        path, query = split_target(method, target)
-        if head.count(CRLF) > MAX_FIELDS + 2:
+    def _begin(self, head: bytes) -> int:
+        """Judge a whole head. Returns its body's length, -1 for a chunked one."""
+        line = head[: head.find(CRLF)]
+        read_line = cached_request_line if len(line) <= CACHED_LINE_BYTES else read_request_line
+        self._first_line = first_line = read_line(line)
+        minor = first_line[4]
+        if has_too_many_fields(head):
             raise HeadersTooLarge(f"more than {MAX_FIELDS} header fields")
-        fields = self._fields = []
+        self._fields = fields = []
         self._head_complete = False
         try:
             httptools.HttpRequestParser(self).feed_data(head)
@@ -195,88 +217,78 @@ class RequestReader:
             pass
         except httptools.HttpParserError as error:
             raise FramingError(str(error)) from error
+        if len(fields) > MAX_FIELDS:
+            raise HeadersTooLarge(f"more than {MAX_FIELDS} header fields")
         if not self._head_complete:
             raise FramingError("the head does not end where it seems to")
-        values = first_values(fields)
-        check_host(minor, values)
+        self._values = values = first_values(fields)
+        check_host(minor, values.get(b"host"))
         length = body_length(minor, values)
-        keep_alive = keeps_alive(minor, values, fields)
+        self._keep_alive = keeps_alive(minor, values, fields)
         if b"upgrade" in values:
             _refuse_upgrade(values[b"upgrade"], fields)
-        self._head = (method, target, path, query, minor, keep_alive, values)
-        if not length:
-            self._finish(b"")
-            return
+        if b"expect" in values and values[b"expect"].lower() != b"100-continue":
+            raise ExpectationError("only `expect: 100-continue` is understood")
+        if length is None:
+            return 0
         if length > self._limits.body_bytes:
             raise self._too_large()
-        self._left = max(length, 0)
+        return length
+
+    def _expect_body(self, length: int) -> None:
+        """Go on with a body that did not come whole in the head's own read."""
+        self._left = length
         self._body = BytesIO() if length > 0 else ChunkedReader()
-        if b"expect" in values:
-            if values[b"expect"].lower() != b"100-continue":
-                raise ExpectationError("only `expect: 100-continue` is understood")
-            self.continue_due = minor == 1
+        self.continue_due = b"expect" in self._values and self._first_line[4] == 1
 
     def _take_body(self, body: BytesIO | ChunkedReader, data: bytes) -> bytes:
         self.continue_due = False
+        before = self._held
         if isinstance(body, ChunkedReader):
             rest = body.feed(data)
-            size = body.body_bytes
-            self._hold(size - self._held)
-            if size > self._limits.body_bytes:
-                raise self._too_large()
-            if rest is None:
-                return b""
-            self._finish(body.body())
-            return rest
-        left = self._left
-        if len(data) < left:
-            body.write(data)
-            self._left = left - len(data)
-            self._hold(len(data))
-            return b""
-        self._hold(left)
-        if len(data) == left:
-            body.write(data)
-            self._finish(body.getvalue())
-            return b""
-        body.write(data[:left])
-        self._finish(body.getvalue())
-        return data[left:]
+            self._held = body.body_bytes
+        else:
+            left = self._left
+            rest = data[left:] if len(data) >= left else None
+            body.write(data[:left] if rest else data)
+            self._held = body.tell()
+            self._left = left - (self._held - before)
+        self._budget.held_bytes += self._held - before
+        self._check_budget()
+        if self._held > self._limits.body_bytes:
+            raise self._too_large()
+        return b"" if rest is None else self._finish(body.getvalue(), rest)
 
-    def _hold(self, size: int) -> None:
-        """Count `size` more bytes of this body. Raises OverloadedError."""
-        budget = self._budget
-        self._held += size
-        budget.held_bytes += size
-        if budget.held_bytes > budget.max_bytes:
+    def _check_budget(self) -> None:
+        if self._budget.held_bytes > self._budget.max_bytes:
             raise OverloadedError("too many request bytes are held at present")
 
-    def _finish(self, body: bytes) -> None:
-        """The request is whole. Its bytes stay in the budget until it has been answered."""
-        head = self._head
-        assert head is not None
-        method, target, path, query, minor, keep_alive, values = head
-        request = Request(
-            self._conn,
-            method,
-            target,
-            path,
-            query,
-            self._fields,
-            body,
-            minor,
-            keep_alive,
-            self.began_at,
-            values,
+    def _finish(self, body: bytes, rest: bytes) -> bytes:
+        """The request is whole; its bytes stay in the budget until it has been answered."""
+        method, target, path, query, minor = self._first_line
+        self.ready.append(
+            Request(
+                self._conn,
+                method,
+                target,
+                path,
+                query,
+                self._fields,
+                body,
+                minor,
+                self._keep_alive,
+                self.began_at,
+                self._values,
+            )
         )
-        self.ready.append(request)
         self._body = None
-        self._head = None
-        self._left = 0
         self._held = 0
         self.began_at = 0.0
         self._skipped_line = False
-        self._ended = not keep_alive
+        if self._keep_alive:
+            return rest
+        self._ended = True
+        return b""
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body is over {self._limits.body_bytes} bytes")

@@ -8,6 +8,7 @@ write to the socket.
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import ssl as ssl_module
 from typing import Protocol, cast
@@ -255,6 +256,7 @@ class ServerConnection(asyncio.Protocol):
         self._closing = True
         self._server.forget(self)
         stream = self.stream if self._request is not None else None
+        self._reader.discard()
         self._release()
         if stream is not None:
             stream.on_client_gone()
@@ -401,7 +403,7 @@ class ServerConnection(asyncio.Protocol):
         """Close after the last answer, leaving the client time to read it (RFC 9112 9.6)."""
         transport = self._transport
         self._closing = True
-        self._reader.stop()
+        self._reader.discard()
         if transport is None or transport.is_closing():
             return
         if self._client_eof or not transport.can_write_eof():
@@ -524,13 +526,15 @@ class HttpServer:
         sock: socket.socket | None = None,
     ) -> None:
         """Listen on host and port (0: any), or on a bound socket. Raises OSError."""
-        factory = lambda: ServerConnection(self)  # noqa: E731
-        if sock is not None:
-            server = await self.loop.create_server(factory, sock=sock, ssl=ssl, backlog=BACKLOG)
-        else:
-            server = await self.loop.create_server(
-                factory, host or None, port, ssl=ssl, backlog=BACKLOG
-            )
+        handshake_s = self.timeouts.client_ms / 1000 if ssl is not None else None
+        listen = functools.partial(
+            self.loop.create_server,
+            lambda: ServerConnection(self),
+            ssl=ssl,
+            ssl_handshake_timeout=handshake_s,
+            backlog=BACKLOG,
+        )
+        server = await (listen(host or None, port) if sock is None else listen(sock=sock))
         self._server = server
         self.port = server.sockets[0].getsockname()[1]
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep_again)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from calinix.errors import BadRequest, CalinixError, HttpError
 
 MAX_FIELDS = 256
 """Header fields in one head."""
 MAX_LENGTH_DIGITS = 15
+MAX_HOST_BYTES = 262
+"""A name of 255 bytes and a port."""
+UNCOUNTED_HEAD_BYTES = 4096
+"""A head up to here is not searched for too many fields before it is parsed."""
 
 METHODS = {
     name.encode("ascii"): name
@@ -58,8 +63,14 @@ class OverloadedError(HttpError):
     type = "service_unavailable_error"
 
 
-def read_request_line(line: bytes) -> tuple[str, bytes, int]:
-    """Method, target and minor version of a request line without its CRLF. Raises HttpError."""
+RequestLine = tuple[str, bytes, str, bytes, int]
+
+
+def read_request_line(line: bytes) -> RequestLine:
+    """Method, target, path, query and minor version of a line without its CRLF.
+
+    Raises HttpError.
+    """
     parts = line.split(b" ")
     if len(parts) != 3:
         raise BadRequest("the request line is not `method target version`")
@@ -73,7 +84,13 @@ def read_request_line(line: bytes) -> tuple[str, bytes, int]:
         if _TOKEN(parts[0]):
             raise NotServedError("this method is not served")
         raise BadRequest("the method is not a token")
-    return method, parts[1], minor
+    path, query = split_target(method, parts[1])
+    return method, parts[1], path, query, minor
+
+
+cached_request_line = lru_cache(maxsize=512)(read_request_line)
+"""The same for short lines: clients send few different ones."""
+CACHED_LINE_BYTES = 128
 
 
 def split_target(method: str, target: bytes) -> tuple[str, bytes]:
@@ -154,14 +171,23 @@ def body_length(minor: int, values: dict[bytes, bytes]) -> int | None:
     return int(length)
 
 
-def check_host(minor: int, values: dict[bytes, bytes]) -> None:
+def check_host(minor: int, host: bytes | None) -> None:
     """HTTP/1.1 has exactly one Host, and it is a host. Raises BadRequest."""
-    host = values.get(b"host")
     if host is None:
         if minor == 1:
             raise BadRequest("HTTP/1.1 needs a host header")
-    elif not _HOST(host):
+    elif len(host) > MAX_HOST_BYTES or not _is_host(host):
         raise BadRequest("the host header does not name a host")
+
+
+@lru_cache(maxsize=256)
+def _is_host(host: bytes) -> bool:
+    return _HOST(host) is not None
+
+
+def has_too_many_fields(head: bytes) -> bool:
+    """Whether a long head is nothing but fields, found before the parser calls for each of them."""
+    return len(head) > UNCOUNTED_HEAD_BYTES and head.count(b"\r\n") > MAX_FIELDS + 2
 
 
 class HeadBuffer:

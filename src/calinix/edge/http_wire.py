@@ -67,7 +67,7 @@ class ChunkedReader:
         """Length of the body so far."""
         return self._body.tell()
 
-    def body(self) -> bytes:
+    def getvalue(self) -> bytes:
         """The body; whole once `feed` has returned the rest."""
         return self._body.getvalue()
 
