@@ -211,17 +211,18 @@ class PrefixRegistry:
             if block is not None and block.speculative and block.ticket == ticket:
                 self._delete(slot, pod, block)
 
-    def stored(self, slot: int, parent: int | None, blocks: Sequence[int]) -> bool:
+    def stored(self, slot: int, parent: int | None, blocks: Sequence[int] | Chain) -> bool:
         """The engine stored `blocks`, in chain order, behind `parent` (None: at the root).
 
         One copy more of each. False, and nothing is stored, when the slot does not show
         `parent`.
         """
-        pod = self._open(slot)
         values = [checked_hash(value) for value in blocks]
+        root = None if parent is None else checked_hash(parent)
+        pod = self._open(slot)
         above: _Block | None = None
-        if parent is not None:
-            above = pod.shown(checked_hash(parent))
+        if root is not None:
+            above = pod.shown(root)
             if above is None:
                 return False
         known = 0
@@ -240,13 +241,14 @@ class PrefixRegistry:
         self._store(slot, pod, above, values[known:], count)
         return True
 
-    def removed(self, slot: int, blocks: Sequence[int]) -> None:
+    def removed(self, slot: int, blocks: Sequence[int] | Chain) -> None:
         """The engine dropped one copy of each block; without a copy left the block goes.
 
         A speculative block has no copy yet: it goes as well. Unknown blocks are ignored.
         """
+        values = [checked_hash(value) for value in blocks]
         pod = self._open(slot)
-        for value in [checked_hash(value) for value in blocks]:
+        for value in values:
             block = pod.blocks.get(value)
             if block is None:
                 continue
