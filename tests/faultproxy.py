@@ -150,10 +150,12 @@ class FaultProxy:
         try:
             await loop.sock_connect(link.target, ("127.0.0.1", self.target_port))
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump_up(link, link.client, link.target))
-                group.create_task(self._pump_down(link, link.target, link.client))
+                up = group.create_task(self._pump_up(link, link.client, link.target))
+                await self._pump_down(link, link.target, link.client)
+                up.cancel()
         except* OSError:
             arm_reset(link.client)  # what one end does, the other sees
+            arm_reset(link.target)
         finally:
             link.client.close()
             link.target.close()
@@ -167,6 +169,10 @@ class FaultProxy:
             await loop.sock_sendall(target, data)
         await self._flowing.wait()
         target.shutdown(socket.SHUT_WR)
+        # Half closed, or closed? The first byte down tells, by a reset that only this shows.
+        while not client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        raise ConnectionResetError
 
     async def _pump_down(self, link: Link, target: socket.socket, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
