@@ -58,6 +58,7 @@ if a.D == "-":
         print(name + ": " + value)
     print()
 body = r.read().decode()
+c.close()
 if a.o is None:
     print(body)
 """
@@ -133,7 +134,8 @@ def operations() -> str:
 async def test_metrics_table_is_what_a_scrape_shows() -> None:
     """The table lists every metric of Calinix with its kind, and no other."""
     rows = re.findall(r"^\| `(calinix_\w+)` \| (\w+) \|", operations(), re.MULTILINE)
-    async with fleet_of(single=1) as fleet, gateway_of(fleet.config()) as gateway:
+    log = {"log": {"requests": True, "requestsFile": os.devnull}}
+    async with fleet_of(single=1) as fleet, gateway_of(fleet.config(log)) as gateway:
         assert gateway.admin
         text = (await kit.http(gateway.admin.port, "GET", "/metrics")).body.decode()
     assert sorted(rows) == sorted(re.findall(r"^# TYPE (calinix_\w+) (\w+)", text, re.MULTILINE))
