@@ -12,10 +12,10 @@ import msgspec
 
 from calinix.edge.http_server import Request
 from calinix.engines.vllm import Ask, HandleError, NixlHandle, read_params
-from calinix.errors import BadRequest
 from calinix.sim.mock_agent_answers import MessageAnswer, ResponseAnswer
 from calinix.sim.mock_answers import Answer, ChatAnswer, CompletionAnswer, Json
-from calinix.sim.mock_faults import Fault, faults_from_json
+from calinix.sim.mock_control import control
+from calinix.sim.mock_faults import Fault
 from calinix.sim.mock_generate import Generation, Pooling, Unanswered
 from calinix.sim.mock_pooling import (
     detokenize,
@@ -77,7 +77,7 @@ class Routes:
         """Every request comes in here."""
         pod, path = self._pod, request.path
         if path.startswith("/mock/"):
-            self._control(request)
+            control(pod, request, self._head(request))
             return
         method, handler = self._table.get(path) or self._stored_response(request)
         pod.paths[path if path in self._table else "other"] += 1
@@ -177,21 +177,27 @@ class Routes:
             earlier = self._stored(str(previous))[1]
         wanted = pod.reader.response(body, earlier)
         answer = ResponseAnswer(uuid.uuid4().hex, _now(), wanted, body)
-        generation = self._generate(request, fault, answer)
-        if generation is not None and body.get("store", True):
-            turns = earlier + response_turns(body)
-            generation.on_answered = lambda whole, text: pod.keep_response(
-                answer.id, whole, [*turns, ("assistant", text)]
-            )
+        turns = earlier + response_turns(body)
 
-    def _generate(self, request: Request, fault: Fault | None, answer: Answer) -> Generation | None:
+        def keep(whole: bytes, text: str) -> None:
+            pod.keep_response(answer.id, whole, [*turns, ("assistant", text)])
+
+        self._generate(request, fault, answer, keep if body.get("store", True) else None)
+
+    def _generate(
+        self,
+        request: Request,
+        fault: Fault | None,
+        answer: Answer,
+        on_answered: Callable[[bytes, str], None] | None = None,
+    ) -> None:
         pod, conn, wanted = self._pod, request.conn, answer.wanted
         head = self._head(request, _EVENTS if wanted.stream else _JSON)
         if fault is not None and fault.kind == "hangAfterHeaders":
             conn.begin(200, head, None if wanted.stream else 1)
             conn.write(b"")
             conn.stream = Unanswered(self._client_left)
-            return None
+            return
         ask, handle = read_params(wanted.transfer)
         if pod.role != "decode" and ask is not Ask.REMOTE_DECODE:
             ask = Ask.NOTHING
@@ -200,8 +206,9 @@ class Routes:
         if ask is Ask.INCOMPLETE:
             # A real engine waits for blocks that never come, and dies when the client leaves.
             conn.stream = Unanswered(self._die)
-            return None
+            return
         generation = Generation(pod, conn, answer, head, keep=ask is Ask.REMOTE_DECODE)
+        generation.on_answered = on_answered
         if fault is not None and fault.kind == "reset":
             generation.reset_after = fault.chunks
         generation.announce()
@@ -209,7 +216,6 @@ class Routes:
             pod.spawn(self._load_then_serve(generation, handle))
         else:
             pod.submit(generation)
-        return generation
 
     def _die(self) -> None:
         self._client_left()
@@ -325,72 +331,6 @@ class Routes:
     def _id(self, request: Request) -> str:
         given = request.header(b"x-request-id")
         return given.decode("latin-1") if given else uuid.uuid4().hex[:16]
-
-    # --- the mock's own ----------------------------------------------------------------------
-
-    def _control(self, request: Request) -> None:
-        """Paths that no engine has: state, faults, and handles between mocks."""
-        pod = self._pod
-        match request.method, request.path:
-            case "GET", "/mock/state":
-                self._say(request, self._state())
-            case "GET", "/mock/faults":
-                self._say(request, {"faults": self._faults()})
-            case "POST", "/mock/faults":
-                pod.add_faults(faults_from_json(request.body))
-                self._say(request, {"faults": self._faults()})
-            case "DELETE", "/mock/faults":
-                pod.clear_faults()
-                if pod.dead:
-                    pod.revive()
-                self._say(request, {"faults": self._faults()})
-            case "POST", "/mock/kv/redeem":
-                self._redeem(request)
-            case _:
-                request.conn.respond(404, self._head(request), b'{"detail":"Not Found"}')
-
-    def _redeem(self, request: Request) -> None:
-        try:
-            handle = msgspec.json.decode(request.body, type=NixlHandle)
-            self._say(request, {"tokens": self._pod.redeem(handle)})
-        except msgspec.MsgspecError as error:
-            raise BadRequest(f"not a handle: {error}") from error
-        except HandleError as error:
-            detail = msgspec.json.encode({"detail": str(error)})
-            request.conn.respond(409, self._head(request), detail)
-
-    def _faults(self) -> list[Fault]:
-        return self._pod.faults.in_force(self._pod.loop.time())
-
-    def _state(self) -> Json:
-        pod, model = self._pod, self._pod.model
-        counters = model.counters
-        return {
-            "role": pod.role,
-            "engineId": pod.engine_id,
-            "dead": pod.dead,
-            "running": model.running,
-            "waiting": model.waiting,
-            "held": model.held,
-            "served": pod.served,
-            "cancelled": pod.cancelled,
-            "promptTokens": counters.prompt_tokens,
-            "cachedTokens": counters.cached_tokens,
-            "externalTokens": counters.external_tokens,
-            "outputTokens": counters.output_tokens,
-            "kvUsage": model.kv_usage,
-            "cachedBlocks": model.blocks.cached,
-            "paths": dict(pod.paths),
-            "faults": self._faults(),
-            "requests": [
-                {
-                    "path": one.path,
-                    "headers": one.headers,
-                    "body": one.body.decode("utf-8", "replace"),
-                }
-                for one in pod.received
-            ],
-        }
 
 
 def _now() -> int:
