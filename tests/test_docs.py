@@ -185,6 +185,7 @@ def test_runnable_blocks_run(tmp_path: Path) -> None:
                 for n, port in enumerate(pods, 1)
             ]
             config = {"upstreams": {"single": {"pods": group}}}
+            (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
             arguments = [("mock-pod", "--role", "single", "--port", str(port)) for port in pods]
             async with (
                 kit.Process(tmp_path, *arguments[0]) as first,
