@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from rich.console import Console
@@ -42,7 +43,7 @@ PROMPT_BYTES = 8192
 BLOCK_BYTES = 128
 """One block of the `bytes` tokenizer, which is the default."""
 BYTES_PER_TOKEN = 4
-"""How many bytes of a prompt the mirror counts for one token of a pod's capacity."""
+"""What the mock pods' usage says; the gateway sizes its mirrors by what it learns from usage."""
 BYTES_PER_BLOCK = 128
 """What one block held by one pod may take of memory: index, mirror and tables."""
 FIXED_MB = 48.0
@@ -57,6 +58,9 @@ LEAST_SAMPLES = 6
 LONGEST_RUN_S = 900.0
 UNIQUE = ("-c", "32", "-n", str(PROMPT_BYTES), "-S", "0", "-H", str(HOT_EVERY))
 PROBE = ("-c", "1", "-r", "1000", "-G", "/health", "-A")
+
+
+T = TypeVar("T")
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -77,6 +81,21 @@ class Finding(msgspec.Struct, frozen=True):
     """None: the machine was too noisy to tell."""
 
 
+class Mirror(msgspec.Struct, frozen=True, rename="camel"):
+    """What the gateway's admin port says of one pod's entries in the index."""
+
+    blocks: int
+    capacity_blocks: int
+
+
+class _Pods(msgspec.Struct, frozen=True):
+    pods: tuple[Mirror, ...]
+
+
+class _State(msgspec.Struct, frozen=True, rename="camel"):
+    max_tick_lag_seconds: float | None = None
+
+
 class Measured(msgspec.Struct, frozen=True, rename="camel"):
     """Everything that was seen."""
 
@@ -88,13 +107,20 @@ class Measured(msgspec.Struct, frozen=True, rename="camel"):
     runqueue_wait_s: float
     max_tick_lag_s: float | None
     """The longest delay of the gateway's own timer, as it counts it itself."""
-    capacity_blocks: int
     kv_capacity_tokens: int
+    """Of each pod, as configured."""
+    mirrors: tuple[Mirror, ...]
+
+    @property
+    def capacity_blocks(self) -> int:
+        """Of all mirrors: as the gateway says, and by the config until it says it."""
+        configured = self.kv_capacity_tokens * BYTES_PER_TOKEN // BLOCK_BYTES
+        return sum(one.capacity_blocks for one in self.mirrors) or POD_COUNT * configured
 
     @property
     def bound_mb(self) -> float:
         """What the index may take when every pod's mirror is full."""
-        return POD_COUNT * self.capacity_blocks * BYTES_PER_BLOCK / 2**20
+        return self.capacity_blocks * BYTES_PER_BLOCK / 2**20
 
 
 def main() -> int:
@@ -173,9 +199,9 @@ class _Run(msgspec.Struct, frozen=True):
             probe=probe.stop(),
             control=control.stop(),
             runqueue_wait_s=runqueue_wait_s(self.proxy.pid) - waited_s,
-            max_tick_lag_s=self._max_tick_lag_s(),
-            capacity_blocks=tokens * BYTES_PER_TOKEN // BLOCK_BYTES,
+            max_tick_lag_s=self._admin("/admin/state", _State, _State()).max_tick_lag_seconds,
             kv_capacity_tokens=tokens,
+            mirrors=self._admin("/admin/pods", _Pods, _Pods(())).pods,
         )
 
     def _start(self, name: str, port: int, arguments: tuple[str, ...]) -> Loadgen:
@@ -215,12 +241,13 @@ class _Run(msgspec.Struct, frozen=True):
         lines = get(self.pods.ports[0], "/stats")[1].decode().split("\n")
         return sum(int(line.split()[1]) for line in lines if line and not line.startswith("bytes"))
 
-    def _max_tick_lag_s(self) -> float | None:
-        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            status, body = get(self.setup.admin_port, "/admin/state")
-            lag = msgspec.json.decode(body).get("maxTickLagSeconds") if status == 200 else None
-            return None if lag is None else float(lag)
-        return None
+    def _admin(self, path: str, form: type[T], otherwise: T) -> T:
+        """What the admin port answers; `otherwise` when it does not."""
+        with contextlib.suppress(OSError, http.client.HTTPException, msgspec.MsgspecError):
+            status, body = get(self.setup.admin_port, path)
+            if status == 200:
+                return msgspec.json.decode(body, type=form)
+        return otherwise
 
 
 def judge(seen: Measured) -> list[Finding]:
@@ -234,6 +261,7 @@ def judge(seen: Measured) -> list[Finding]:
     pause_ms, control_ms = seen.probe.max / 1000, seen.control.max / 1000
     # A pod's answer took as long: the machine held everybody up.
     noisy = pause_ms > PAUSE_MS and control_ms > PAUSE_MS / 2
+    lag = f", own count {seen.max_tick_lag_s * 1000:.1f}" if seen.max_tick_lag_s else ""
     share = load.hot_hits / load.hot if load.hot else 0.0
     blocks = load.requests * PROMPT_BYTES // BLOCK_BYTES
     return [
@@ -245,15 +273,15 @@ def judge(seen: Measured) -> list[Finding]:
         ),
         Finding(
             "every mirror was full long before the end",
-            f"{blocks / POD_COUNT / max(seen.capacity_blocks, 1):.1f} times its capacity",
+            f"{blocks / seen.capacity_blocks:.1f} times their capacity was sent",
             "3 times",
-            blocks >= 3 * POD_COUNT * seen.capacity_blocks,
+            blocks >= 3 * seen.capacity_blocks,
         ),
         Finding(
             "memory under its bound",
             f"{highest:.0f} MB; {seen.idle_rss_mb:.0f} when idle",
             f"{limit_mb:.0f} MB: idle + {seen.bound_mb:.0f} "
-            f"({POD_COUNT} pods x {seen.capacity_blocks:,} blocks x {BYTES_PER_BLOCK} B) "
+            f"({seen.capacity_blocks:,} blocks of {POD_COUNT} pods x {BYTES_PER_BLOCK} B) "
             f"+ {FIXED_MB:.0f}",
             highest <= limit_mb,
         ),
@@ -265,7 +293,8 @@ def judge(seen: Measured) -> list[Finding]:
         ),
         Finding(
             "no long pause",
-            f"{pause_ms:.1f} ms (p99 {seen.probe.p99 / 1000:.1f}); a mock pod {control_ms:.1f} ms",
+            f"{pause_ms:.1f} ms{lag} (p99 {seen.probe.p99 / 1000:.1f}); a mock pod "
+            f"{control_ms:.1f} ms",
             f"{PAUSE_MS:.0f} ms",
             None if noisy else pause_ms <= PAUSE_MS,
         ),

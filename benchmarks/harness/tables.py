@@ -19,20 +19,20 @@ def new_console() -> Console:
 def print_summaries(console: Console, summaries: Sequence[Summary]) -> None:
     """Each contender in each case."""
     table = Table(title="Medians (least to most)", title_justify="left")
-    table.add_column("case")
+    table.add_column("case", no_wrap=True)
     table.add_column("contender", no_wrap=True)
-    for name in ("us", "", "requests/s", "p50 us", "p99 us", "RSS MB"):
+    for name in ("us", "", "req/s", "p50 us", "p99 us", "MB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("notes")
     for case in CASES:
         mine = [one for one in summaries if one.case == case.name]
-        heading = f"{case.name}: {case.unit}"
+        headings = iter((case.name, case.unit))
         for one in mine:
             table.add_row(
-                heading if one is mine[0] else "",
+                next(headings, ""),
                 one.contender,
                 f"{one.value.median:.1f}",
-                f"({one.value.min:.1f} to {one.value.max:.1f})",
+                f"({one.value.min:.1f}-{one.value.max:.1f})",
                 f"{one.rps:,.0f}",
                 f"{one.p50_us:,.0f}",
                 f"{one.p99_us:,.0f}",

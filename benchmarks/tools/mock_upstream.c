@@ -64,13 +64,14 @@ static size_t heap_length, heap_room;
 
 /* ---- the answers ---- */
 
+/* The text is padded, so that every answer has ANSWER_BYTES whatever its numbers are. */
 static const char CHAT_ANSWER[] =
     "{\"id\":\"chatcmpl-00112233445566778899aabbccddeeff\",\"object\":\"chat.completion\","
     "\"created\":1700000000,\"model\":\"mock\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
     "\"assistant\",\"content\":\"A short answer from the mock engine; its length is fixed, so that "
-    "a body has exactly 400 bytes.\"},\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{"
-    "\"prompt_tokens\":50,\"total_tokens\":75,\"completion_tokens\":25,\"details\":null}}";
-_Static_assert(sizeof CHAT_ANSWER - 1 == 400, "the whole answer has 400 bytes");
+    "a body has exactly 400 bytes.%*s\"},\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{"
+    "\"completion_tokens\":25,\"prompt_tokens\":%zu,\"total_tokens\":%zu}}";
+enum { ANSWER_BYTES = 400, BYTES_PER_TOKEN = 4 };
 
 static const char STREAM_EVENT[] =
     "data: {\"id\":\"chatcmpl-00112233445566778899aabbccddeeff\",\"object\":"
@@ -257,6 +258,20 @@ static void answer_get(struct connection *connection, const struct request *requ
     send_page(connection, "application/json", SERVER_INFO);
 }
 
+/* Its usage says one token for four characters: gateways learn the size of tokens from it. */
+static void send_chat_answer(struct connection *connection, const struct request *request)
+{
+    static char text[2 * ANSWER_BYTES]; /* kept, as prompts of one run have one length */
+    static size_t text_tokens = (size_t)-1;
+    size_t tokens = prompt_length(request) / BYTES_PER_TOKEN;
+    if (tokens != text_tokens) {
+        int length = snprintf(text, sizeof text, CHAT_ANSWER, 0, "", tokens, tokens + 25);
+        snprintf(text, sizeof text, CHAT_ANSWER, ANSWER_BYTES - length, "", tokens, tokens + 25);
+        text_tokens = tokens;
+    }
+    send_page(connection, "application/json", text);
+}
+
 static void answer(struct connection *connection, const struct request *request)
 {
     if (request->is_get) {
@@ -268,7 +283,7 @@ static void answer(struct connection *connection, const struct request *request)
     if (wants_stream(request))
         begin_stream(connection, request);
     else
-        send_page(connection, "application/json", CHAT_ANSWER);
+        send_chat_answer(connection, request);
 }
 
 static void answer_all(struct connection *connection)

@@ -95,6 +95,22 @@ long number_after(const struct request *request, const char *key, long otherwise
     return at < end && *at >= '0' && *at <= '9' ? strtol(at, NULL, 10) : otherwise;
 }
 
+size_t prompt_length(const struct request *request)
+{
+    static const char KEY[] = "\"content\":\"";
+    const char *at = request->body, *end = request->body + request->body_length;
+    size_t length = 0;
+    while ((at = memmem(at, (size_t)(end - at), KEY, sizeof KEY - 1))) {
+        at += sizeof KEY - 1;
+        const char *quote = memchr(at, '"', (size_t)(end - at));
+        if (!quote) /* not JSON, or cut off */
+            break;
+        length += (size_t)(quote - at);
+        at = quote;
+    }
+    return length ? length : request->body_length;
+}
+
 bool wants_stream(const struct request *request)
 {
     return memmem(request->body, request->body_length, "\"stream\":true", 13) ||

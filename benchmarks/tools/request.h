@@ -18,6 +18,9 @@ bool next_request(char *received, size_t length, struct request *request);
 /* The number behind a JSON key, for instance "\"seed\"", without parsing the document. */
 long number_after(const struct request *request, const char *key, long otherwise);
 
+/* Characters of all message contents; of the whole body when it has no messages. */
+size_t prompt_length(const struct request *request);
+
 bool wants_stream(const struct request *request);
 
 #endif
