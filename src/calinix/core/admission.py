@@ -14,6 +14,7 @@ MODE_ROLES: dict[Mode, tuple[Role, ...]] = {
     "dispatch": ("prefill", "decode"),
 }
 _MAX_NAMED = 8
+_MAX_MODES = 1024
 
 
 def resolve(state: State, request: RouteRequest) -> Mode | Refusal:
@@ -28,6 +29,20 @@ def resolve(state: State, request: RouteRequest) -> Mode | Refusal:
     only = request.prefill_pod or request.pinned_pod
     if only is not None and (pod := table.find(only)) is not None:
         return "single" if pod.role == "single" else "dispatch"
+    if state.modes_version != table.version or len(state.modes) > _MAX_MODES:
+        state.modes_version = table.version
+        state.modes.clear()
+    known = state.modes.get(request.model)
+    if known is not None:
+        return known
+    mode = _open_mode(state, request)
+    if not isinstance(mode, Refusal):
+        state.modes[request.model] = mode
+    return mode
+
+
+def _open_mode(state: State, request: RouteRequest) -> Mode | Refusal:
+    table = state.table
     serving = table.serving(request.model)
     single = bool(table.role("single") & serving)
     dispatch = bool(table.role("prefill") & serving) and bool(table.role("decode") & serving)
@@ -78,14 +93,14 @@ _WORDS = {
 }
 
 
-def refuse(choice: Choice) -> Refusal:
+def refuse(request: RouteRequest, choice: Choice) -> Refusal:
     """Why nobody was left: full when there would be pods but for their maxConns, else no pod."""
     total = choice.pool.bit_count()
     verdict = ", ".join(
         f"{who.bit_count()} {_WORDS.get(name, name)}" for name, who in choice.dropped if who
     )
     is_full = bool(choice.dropped) and choice.dropped[-1][0] == "full"
-    pinned = choice.request.pinned_pod
+    pinned = request.pinned_pod
     if pinned is not None and choice.role != "prefill":
         lead = f"Only the pod '{pinned}' can answer this, and it cannot at present"
     elif is_full:

@@ -61,7 +61,8 @@ class _UnusualError(ValueError):
 def chat(body: ChatBody, raw: bytes) -> bytes:
     """The key of a chat: tools, then the messages in order. Raises ValueError."""
     pieces: list[bytes] = []
-    _tools(pieces, body.tools)
+    if body.tools is not UNSET:
+        _tools(pieces, body.tools)
     _all(pieces, body.messages or [], raw, "messages")
     return b"".join(pieces)
 
@@ -69,7 +70,8 @@ def chat(body: ChatBody, raw: bytes) -> bytes:
 def messages(body: MessagesBody, raw: bytes) -> bytes:
     """The key of an Anthropic request: tools, `system`, the messages. Raises ValueError."""
     pieces: list[bytes] = []
-    _tools(pieces, body.tools)
+    if body.tools is not UNSET:
+        _tools(pieces, body.tools)
     if body.system is not None:
         _system(pieces, body.system)
     _all(pieces, body.messages or [], raw, "messages")
@@ -79,7 +81,8 @@ def messages(body: MessagesBody, raw: bytes) -> bytes:
 def responses(body: ResponsesBody, raw: bytes) -> bytes:
     """The key of a /v1/responses request: tools, instructions, input. Raises ValueError."""
     pieces: list[bytes] = []
-    _tools(pieces, body.tools)
+    if body.tools is not UNSET:
+        _tools(pieces, body.tools)
     if body.instructions is not None:
         _system(pieces, body.instructions)
     if isinstance(body.input, str):
@@ -89,8 +92,8 @@ def responses(body: ResponsesBody, raw: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def _tools(pieces: list[bytes], tools: Maybe) -> None:
-    if tools is not UNSET and (octets := _compact(tools)) not in (b"null", b"[]"):
+def _tools(pieces: list[bytes], tools: Raw) -> None:
+    if (octets := _compact(tools)) not in (b"null", b"[]"):
         pieces += (_TOOLS, octets)
 
 
@@ -101,7 +104,12 @@ def _system(pieces: list[bytes], content: Content) -> None:
 
 def _all(pieces: list[bytes], items: list[Message], raw: bytes, field: str) -> None:
     loose: Any = None
-    for number, message in enumerate(items):
+    for message in items:
+        content = message.content
+        if type(content) is str and (head := _HEADS.get(message.role)) and _is_plain(message):
+            pieces.append(head)
+            pieces.append(content.encode())
+            continue
         start = len(pieces)
         try:
             _message(pieces, message)
@@ -110,15 +118,11 @@ def _all(pieces: list[bytes], items: list[Message], raw: bytes, field: str) -> N
             del pieces[start:]
             if loose is None:
                 loose = msgspec.json.decode(raw)[field]
+            number = next(place for place, other in enumerate(items) if other is message)
             pieces += (_MESSAGE + _FIELD + b"j", msgspec.json.encode(loose[number]))
 
 
 def _message(pieces: list[bytes], message: Message) -> None:
-    content = message.content
-    head = _HEADS.get(message.role)
-    if head is not None and type(content) is str and _is_plain(message):
-        pieces += (head, content.encode())
-        return
     if message.type not in _ITEM_TYPES:
         raise _UnusualError
     pieces.append(_MESSAGE + message.role.encode())
@@ -131,7 +135,7 @@ def _message(pieces: list[bytes], message: Message) -> None:
     _field(pieces, b"g", message.reasoning)
     _json_field(pieces, b"s", message.summary)
     _field(pieces, b"e", message.encrypted_content)
-    _content(pieces, content, 0)
+    _content(pieces, message.content, 0)
     _field(pieces, b"u", message.refusal)
     _json_field(pieces, b"c", message.tool_calls)
     _json_field(pieces, b"f", message.function_call)

@@ -1,7 +1,8 @@
 """One choice of one pod: what the stages find out on the way, and what they are made of.
 
 A Choice is filled by the stages in order and then kept by the Explanation, arrays and all: what
-explains a decision is what made it. The recipe says which functions do the stages' work.
+explains a decision is what made it. It holds nothing of the request: prompts are not kept.
+The recipe says which functions do the stages' work.
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ import msgspec
 from calinix.core.bitmap import HostBitmap
 from calinix.core.columns import Floats
 from calinix.core.pods import Pod, Role, SlotSet
-from calinix.core.prepare import Prompt
 from calinix.core.requests import RouteRequest
 
 if TYPE_CHECKING:
     from calinix.core.state import State
 
 
-class Choice(msgspec.Struct, eq=False):
+Term = tuple[Floats, float, float]
+"""(values, scale, offset): the scores are values x scale + offset, in [0, 1], one per candidate.
+
+A line through values that are there already costs nothing to write down; it is worked out as
+part of the weighted sum.
+"""
+
+
+class Choice(msgspec.Struct, eq=False, gc=False):
     """The way to one pod. Arrays have one entry per candidate, in the order of `among.slots`."""
 
     role: Role
-    request: RouteRequest
-    prompt: Prompt
+    blocks: int
+    """Of the prompt; 0: nothing to look up."""
     pool: HostBitmap
     """The pods of the role."""
     who: tuple[Pod | None, ...]
@@ -46,10 +54,14 @@ class Choice(msgspec.Struct, eq=False):
     """The largest of these."""
     depths: Floats | None = None
     """Leading blocks of the prompt that each candidate holds; None: not looked up."""
-    terms: tuple[tuple[str, float, Floats], ...] = ()
-    """(scorer, weight, scores in [0, 1])."""
+    deepest: float = 0.0
+    """The largest of these."""
+    silent: HostBitmap = 0
+    """Candidates not heard of for too long: their depths count as 0."""
+    terms: tuple[tuple[str, float, Term], ...] = ()
+    """(scorer, weight, its scores)."""
     scores: Floats | None = None
-    """The weighted sum; None where the picker needs none."""
+    """The weighted sum without the terms' offsets; None where the picker needs none."""
     index: int = -1
     """Place of the pick among the candidates."""
     pod: Pod | None = None
@@ -61,11 +73,11 @@ class Choice(msgspec.Struct, eq=False):
         self.candidates &= kept
 
 
-Filter = Callable[["State", Choice], HostBitmap]
+Filter = Callable[["State", RouteRequest, Choice], HostBitmap]
 """Whom to keep; may hold slots that are no candidates."""
-Scorer = Callable[["State", Choice], "Floats | None"]
-"""Scores in [0, 1], shape (candidates,); None: nothing to say (as if all were 0)."""
-Picker = Callable[["State", Choice], int]
+Scorer = Callable[["State", RouteRequest, Choice], "Term | None"]
+"""None: nothing to say, as if all scores were 0."""
+Picker = Callable[["State", RouteRequest, Choice], int]
 """Place of the pick among the candidates."""
 
 
@@ -74,8 +86,8 @@ class Recipe(msgspec.Struct, frozen=True):
 
     filters: tuple[tuple[str, Filter], ...]
     """After those that always apply; with their names."""
-    scorers: tuple[tuple[str, float, Floats, Scorer], ...]
-    """(name, weight, the weight as an array of shape (), scorer)."""
+    scorers: tuple[tuple[str, float, Scorer], ...]
+    """(name, weight, scorer)."""
     picker: Picker
     uses_cache: bool
     """A scorer needs to know how much of the prompt each candidate holds."""

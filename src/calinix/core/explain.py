@@ -18,7 +18,7 @@ from calinix.core.choice import Choice
 from calinix.core.requests import RoutePlan
 
 
-class Explanation(msgspec.Struct, eq=False):
+class Explanation(msgspec.Struct, eq=False, gc=False):
     """What one decision rested on; the outcome is filled in later (None: not known)."""
 
     choices: tuple[Choice, ...]
@@ -27,8 +27,6 @@ class Explanation(msgspec.Struct, eq=False):
     """When it was made, on the router's clock."""
     predicted_ttft_s: float | None
     """Backlog and own uncached tokens over the pod's measured rate."""
-    silent: bool = False
-    """The pod that prefills was not heard of: what it holds was not counted on."""
     ttft_s: float | None = None
     """Routed to first token."""
     e2e_s: float | None = None
@@ -59,7 +57,6 @@ class Explanation(msgspec.Struct, eq=False):
                 "cachedBlocks": plan.cached_blocks,
                 "cachedTokens": round(plan.predicted_cached_tokens, 1),
                 "ttftSeconds": self.predicted_ttft_s,
-                "cacheMasked": self.silent,
             },
             "choices": [_choice(choice) for choice in self.choices],
             "outcome": {
@@ -99,16 +96,21 @@ def _candidates(choice: Choice) -> Iterator[dict[str, Any]]:
     among = choice.among
     if among is None or choice.inflight is None:
         return
+    offset = sum(weight * base for _, weight, (_, _, base) in choice.terms)
     for place, slot in enumerate(among.slots.tolist()):
         pod = choice.who[slot]
         if pod is not None:
             depths, scores = choice.depths, choice.scores
             yield {
                 "podId": pod.id,
-                "score": None if scores is None else round(scores.item(place), 6),
-                "scores": {name: round(term.item(place), 6) for name, _, term in choice.terms},
+                "score": None if scores is None else round(scores.item(place) + offset, 6),
+                "scores": {
+                    name: round(values.item(place) * scale + base, 6)
+                    for name, _, (values, scale, base) in choice.terms
+                },
                 "inflight": int(choice.inflight.item(place)),
                 "cachedBlocks": None if depths is None else int(depths.item(place)),
+                "silent": bool(choice.silent >> slot & 1),
             }
 
 

@@ -3,67 +3,71 @@
 To add one: write the function, and its line in ALWAYS or FILTERS.
 """
 
+# ruff: noqa: ARG001  one signature for all
 from __future__ import annotations
 
 from calinix.core.bitmap import HostBitmap
 from calinix.core.choice import Choice, Filter
+from calinix.core.requests import RouteRequest
 from calinix.core.state import State
 
 
-def alive(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+def alive(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """Pods whose probes are good."""
     return state.health.alive
 
 
-def ejected(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+def ejected(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """Pods that are not at rest after failures; a half-open one takes one request at a time."""
     return ~(state.health.ejected | state.health.trying)
 
 
-def draining(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+def draining(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """Pods that take new work."""
     return ~state.table.draining
 
 
-def model(state: State, choice: Choice) -> HostBitmap:
+def model(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """Pods that serve the model."""
-    return state.table.serving(choice.request.model)
+    return state.table.serving(request.model)
 
 
-def avoided(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+def avoided(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """Pods that this request has not failed on yet."""
-    return ~choice.request.avoid
+    return ~request.avoid
 
 
-def not_pinned(state: State, choice: Choice) -> HostBitmap:
+def not_pinned(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """The one pod that can answer, where there is such a one."""
-    pinned = choice.request.pinned_pod
+    pinned = request.pinned_pod
     if pinned is None or choice.role == "prefill":
         return choice.candidates
     pod = state.table.find(pinned)
     return 0 if pod is None else 1 << pod.slot
 
 
-def full(state: State, choice: Choice) -> HostBitmap:  # noqa: ARG001
+def full(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """Pods with inflight < maxConns."""
     return ~state.ledger.full
 
 
-def cooling(state: State, choice: Choice) -> HostBitmap:
+def cooling(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """Pods that did not answer 429 or 503 a moment ago, as long as there are others."""
     return choice.candidates & ~state.health.cooling or choice.candidates
 
 
-def on_trial(state: State, choice: Choice) -> HostBitmap:
+def on_trial(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """A request that has failed once is not risked on a half-open pod if there are others."""
-    if not choice.request.avoid:
+    if not request.avoid:
         return choice.candidates
     return choice.candidates & ~state.health.half_open or choice.candidates
 
 
-def imbalance(state: State, choice: Choice) -> HostBitmap:
+def imbalance(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """Pods with inflight <= factor x mean + offset over the candidates."""
     among, inflight, rule = choice.among, choice.inflight, state.strategy.imbalance
+    if choice.busiest <= rule.offset:
+        return choice.candidates  # whatever the mean is
     assert among is not None
     assert inflight is not None
     bound = rule.factor * (inflight.dot(among.ones).item() / among.count) + rule.offset
@@ -92,18 +96,18 @@ FILTERS: dict[str, Filter] = {"imbalance": imbalance}
 """For strategies to choose from."""
 
 
-def narrow(state: State, choice: Choice) -> None:
+def narrow(state: State, request: RouteRequest, choice: Choice) -> None:
     """Applies the filters that always apply, from the whole pool."""
     pool = choice.candidates = choice.pool
-    request, health = choice.request, state.health
-    unfit = ~health.usable | health.cooling | state.table.draining | state.ledger.full
+    health, table = state.health, state.table
+    unfit = ~health.usable | health.cooling | table.draining | state.ledger.full
     if (
         not pool & (unfit | request.avoid)
         and request.pinned_pod is None
-        and not pool & ~state.table.serving(request.model)
+        and (not pool & ~table.any_model or not pool & ~table.serving(request.model))
     ):
         return  # the usual case: nobody would be dropped
     for name, keep in ALWAYS.items():
-        kept = keep(state, choice)
+        kept = keep(state, request, choice)
         if choice.candidates & ~kept:
             choice.drop(name, kept)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MAX_STALE_RELEASES = 1024
 
 
-class Lease(msgspec.Struct, eq=False):
+class Lease(msgspec.Struct, eq=False, gc=False):
     """What one request holds. Changed only by the Ledger and the Router."""
 
     id: int
@@ -59,6 +59,8 @@ class Ledger:
         self._open: dict[int, Lease] = {}
         self._last_id = 0
         self._releases: list[tuple[float, int]] = []
+        self.next_release_s = float("inf")
+        """When `release_due` has something to do."""
         self._inflight = Column(table.max_pods)
         self._prefill = Column(table.max_pods)
         self._decode = Column(table.max_pods)
@@ -161,14 +163,10 @@ class Ledger:
     def release_prefill_at(self, lease: Lease, due_s: float) -> None:
         """For an answer whose first token is not seen: it is believed there at `due_s`."""
         heapq.heappush(self._releases, (due_s, lease.id))
+        self.next_release_s = self._releases[0][0]
         if len(self._releases) > 2 * len(self._open) + _MAX_STALE_RELEASES:
             self._releases = [entry for entry in self._releases if entry[1] in self._open]
             heapq.heapify(self._releases)
-
-    @property
-    def next_release_s(self) -> float:
-        """When the next of those is due; infinity when there is none."""
-        return self._releases[0][0] if self._releases else float("inf")
 
     def release_due(self, now: float, limit: int) -> None:
         """Gives back what is due, at most `limit` of it."""
@@ -178,6 +176,7 @@ class Ledger:
             if lease is not None:
                 self.release_prefill(lease)
             limit -= 1
+        self.next_release_s = releases[0][0] if releases else float("inf")
 
     def recheck(self, slot: int) -> None:
         """Whether the pod is full, after its maxConns changed."""

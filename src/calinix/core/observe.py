@@ -15,6 +15,7 @@ from calinix.core.roster import Roster
 from calinix.core.state import State
 from calinix.core.strategies import recipes
 
+_GENERATE = Work.GENERATE
 _NEUTRAL = frozenset({Failure.TOTAL_TIMEOUT, Failure.CANCELLED})
 _ANSWERED = frozenset({Failure.REFUSED, Failure.SERVER_ERROR})
 
@@ -71,6 +72,7 @@ class Observer:
     def _rules_changed(self, event: events.RulesChanged, now: float) -> None:  # noqa: ARG002
         self._state.health.adopt(event.health)
         self._state.default_mode = event.default_mode
+        self._state.modes.clear()
 
     def _probe_succeeded(self, event: events.ProbeSucceeded, now: float) -> None:
         pod = self._state.table.find(event.pod_id)
@@ -148,7 +150,7 @@ class Observer:
         pod = lease.pod
         if state.table.is_current(pod):
             self._heard(pod, now)
-            if lease.prefill is None and lease.work is Work.GENERATE:
+            if lease.prefill is None and lease.work is _GENERATE:
                 state.rates.learn(pod, lease.work_tokens, lease.opened_s, now)
             if state.health.trying:
                 state.health.first_token(pod.slot, lease.id, now)
@@ -166,7 +168,7 @@ class Observer:
         why.cached_tokens = event.cached_tokens
         why.output_tokens = event.output_tokens
         if 200 <= status < 300:
-            if lease.work is Work.GENERATE:
+            if lease.work is _GENERATE:
                 if event.prompt_tokens is not None:
                     state.preparer.learn(lease.prompt, event.prompt_tokens)
                 if event.output_tokens is not None:

@@ -70,10 +70,14 @@ class PodTable:
         self._epochs = 0
         self._by_id: dict[str, Pod] = {}
         self._roles: dict[Role, HostBitmap] = dict.fromkeys(ROLES, 0)
-        self._any_model: HostBitmap = 0
+        self.any_model: HostBitmap = 0
+        """The configured pods that serve every model."""
         self._by_model: dict[str, HostBitmap] = {}
         self._slot_sets: dict[HostBitmap, SlotSet] = {}
-        self._snapshot: tuple[Pod | None, ...] = tuple(self.at)
+        self.who: tuple[Pod | None, ...] = tuple(self.at)
+        """Pod by slot, as a value that does not change with the table."""
+        self.version = 0
+        """Changes with every change of who is there."""
 
     def __len__(self) -> int:
         """How many pods are configured, retired ones not counted."""
@@ -95,12 +99,8 @@ class PodTable:
     def serving(self, model: str) -> HostBitmap:
         """The configured pods that serve `model`; "" is served by all."""
         if not model:
-            return self._any_model | self._listed
-        return self._any_model | self._by_model.get(model, 0)
-
-    def snapshot(self) -> tuple[Pod | None, ...]:
-        """Pod by slot, as it is now and stays."""
-        return self._snapshot
+            return self.any_model | self._listed
+        return self.any_model | self._by_model.get(model, 0)
 
     def slot_set(self, members: HostBitmap) -> SlotSet:
         """The arrays of a set of slots; made once per set."""
@@ -172,9 +172,10 @@ class PodTable:
 
     def _index(self) -> None:
         """Makes anew what follows from who is there. Rare: pods come and go by hand."""
-        self._snapshot = tuple(self.at)
+        self.who = tuple(self.at)
+        self.version += 1
         self._roles = dict.fromkeys(ROLES, 0)
-        self._any_model = self._listed = 0
+        self.any_model = self._listed = 0
         self._by_model = {}
         codes: dict[tuple[str, str], int] = {}
         for rank, pod_id in enumerate(sorted(self._by_id)):
@@ -183,7 +184,7 @@ class PodTable:
             self._roles[pod.role] |= mark
             self.ranks[slot] = rank
             if not pod.config.models:
-                self._any_model |= mark
+                self.any_model |= mark
             for model in pod.config.models:
                 self._listed |= mark
                 self._by_model[model] = self._by_model.get(model, 0) | mark

@@ -27,6 +27,8 @@ _PRIOR_TOKENS = 512.0
 _MAX_NAMESPACES = 4096
 _MAX_RATIOS = 1024
 _EMPTY = Chain.of(())
+# An enum's member is slow to get at through its class.
+_GENERATE, _POOLING = Work.GENERATE, Work.POOLING
 _NO_NAMESPACE = "0" * 16
 
 
@@ -57,7 +59,7 @@ class Namespace(msgspec.Struct, eq=False):
     """Units per engine token; None: units are engine tokens."""
 
 
-class Prompt(msgspec.Struct, frozen=True, eq=False):
+class Prompt(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A prompt, prepared."""
 
     chain: Chain
@@ -99,11 +101,7 @@ class Preparer:
 
     def prepare(self, request: RouteRequest) -> Prompt:
         """The prompt of a request. Only prompts that leave cache entries are hashed."""
-        if request.work is not Work.GENERATE:
-            if request.work is Work.POOLING:
-                return self._unhashed(request)
-            return _NO_PROMPT
-        if not self._enabled:
+        if request.work is not _GENERATE or not self._enabled:
             return self._unhashed(request)
         key = (request.model, request.tenant, request.prompt_is_tokens)
         namespace = self._namespaces.get(key) or self._namespace(key)
@@ -156,6 +154,8 @@ class Preparer:
             self._per_block.learn(tokens * covered, prompt.blocks)
 
     def _unhashed(self, request: RouteRequest) -> Prompt:
+        if request.work is not _GENERATE and request.work is not _POOLING:
+            return _NO_PROMPT
         per_token = 4.0 if request.prompt_is_tokens else self._bytes.value
         size = len(request.prompt)
         return Prompt(_EMPTY, 0, _NO_NAMESPACE, (size + request.other_bytes) / per_token)

@@ -43,6 +43,9 @@ class Endpoint(enum.Enum):
     OTHER_POST = "other_post"
     GET = "get"
 
+    # Members are unique, and Enum's own hash is a Python function that hashes the name.
+    __hash__ = object.__hash__
+
     @property
     def work(self) -> Work:
         """How a request counts as load."""
@@ -61,7 +64,7 @@ _WORK = {
 }
 
 
-class ParsedBody(msgspec.Struct, frozen=True):
+class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     """What a body says, as far as routing and the gateway need it."""
 
     model: str = ""
@@ -136,7 +139,10 @@ def _chat(body: bytes) -> ParsedBody:
     parsed, transfer = _CHAT.read(body)
     if parsed.messages is None:
         _missing("messages")
-    prompt = _canonical(canonical.chat, parsed, body)
+    try:
+        prompt = canonical.chat(parsed, body)
+    except _UNREADABLE as error:
+        _refuse(error)
     limit = parsed.max_completion_tokens
     return _parsed(parsed, transfer, prompt, parsed.max_tokens if limit is None else limit)
 
@@ -145,7 +151,10 @@ def _messages(body: bytes) -> ParsedBody:
     parsed, transfer = _MESSAGES.read(body)
     if parsed.messages is None:
         _missing("messages")
-    prompt = _canonical(canonical.messages, parsed, body)
+    try:
+        prompt = canonical.messages(parsed, body)
+    except _UNREADABLE as error:
+        _refuse(error)
     user = parsed.metadata.user_id if parsed.metadata is not None else None
     return _parsed(parsed, transfer, prompt, parsed.max_tokens, user=user)
 
@@ -154,7 +163,10 @@ def _responses(body: bytes) -> ParsedBody:
     parsed, transfer = _RESPONSES.read(body)
     if parsed.input is None and parsed.previous_response_id is None:
         _missing("input")
-    prompt = _canonical(canonical.responses, parsed, body)
+    try:
+        prompt = canonical.responses(parsed, body)
+    except _UNREADABLE as error:
+        _refuse(error)
     return _parsed(
         parsed,
         transfer,
@@ -271,14 +283,6 @@ def _parsed(
         previous_response_id,
         transfer,
     )
-
-
-def _canonical(encode: Any, parsed: Body, body: bytes) -> bytes:
-    try:
-        prompt: bytes = encode(parsed, body)
-    except _UNREADABLE as error:
-        _refuse(error)
-    return prompt
 
 
 def _first_input(value: TokenOrText, param: str) -> tuple[bytes, bool, int]:

@@ -27,7 +27,7 @@ class Work(enum.Enum):
     """Inflight only (GET)."""
 
 
-class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request, as routing sees it."""
 
     request_id: str
@@ -69,7 +69,7 @@ class Refusal(msgspec.Struct, frozen=True):
     message: str
 
 
-class RoutePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class RoutePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """Where one request goes. Its lease is open until a Finished or Failed event closes it."""
 
     request_id: str

@@ -10,13 +10,12 @@ from calinix.core.admission import ready, refuse, resolve, usable_ids
 from calinix.core.bitmap import iterate
 from calinix.core.choice import Choice
 from calinix.core.events import Event
-from calinix.core.explain import DecisionRing, Explanation
+from calinix.core.explain import DecisionRing
 from calinix.core.means import RequestMeans
 from calinix.core.observe import Observer
 from calinix.core.pipeline import choose
+from calinix.core.plans import Planner
 from calinix.core.pods import ROLES, Pod
-from calinix.core.prepare import Prompt
-from calinix.core.rates import REQUEST_TOKENS
 from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest, Work
 from calinix.core.roster import Roster
 from calinix.core.state import Rng, State
@@ -32,6 +31,7 @@ SLOW_SAMPLES = 8.0
 SLOW_FLOOR_S = 0.5
 """Nobody is slow whose first tokens come faster than this."""
 _RELEASES_PER_CALL = 256
+_GENERATE = Work.GENERATE
 
 
 class Router:
@@ -45,11 +45,11 @@ class Router:
         self._state = state = State(config, rng)
         state.recipes = recipes(state.strategy)
         self._roster = Roster(state)
-        self._means = RequestMeans()
-        self._handlers = Observer(state, self._roster, self._means).handlers
+        means = RequestMeans()
+        self._decisions = DecisionRing(config.gateway.decisions_kept)
+        self._planner = Planner(state, means, self._decisions)
+        self._handlers = Observer(state, self._roster, means).handlers
         self._next_look_s = float("-inf")
-        self.decisions = DecisionRing(config.gateway.decisions_kept)
-        """The last plans, with what came of them."""
         upstreams = config.upstreams
         if upstreams.single is not None:
             for pod in upstreams.single.pods:
@@ -65,6 +65,7 @@ class Router:
     def route(self, request: RouteRequest, now: float) -> RoutePlan | Refusal:
         """Prepare, filter, score, pick. A plan's lease is open until Finished or Failed."""
         state = self._state
+        self._planner.settle()
         self._catch_up(now)
         mode = resolve(state, request)
         if isinstance(mode, Refusal):
@@ -73,8 +74,8 @@ class Router:
         if mode == "single":
             choice = choose(state, request, prompt, "single", now)
             if choice.pod is None:
-                return refuse(choice)
-            return self._open(request, prompt, choice, None, now)
+                return refuse(request, choice)
+            return self._planner.open(request, prompt, choice, None, now)
         first: Choice | None = None
         near: Pod | None = None
         # What generates nothing is not split: it is one leg to a decode pod.
@@ -85,26 +86,28 @@ class Router:
                     RefusalReason.NO_POD,
                     f"The prefill pod '{request.prefill_pod}' is not configured any more.",
                 )
-        elif request.work is Work.GENERATE:
+        elif request.work is _GENERATE:
             first = choose(state, request, prompt, "prefill", now)
             near = first.pod
             if near is None:
-                return refuse(first)
+                return refuse(request, first)
         choice = choose(state, request, prompt, "decode", now, near)
         if choice.pod is None:
-            return refuse(choice)
-        return self._open(request, prompt, choice, first, now)
+            return refuse(request, choice)
+        return self._planner.open(request, prompt, choice, first, now)
 
     def observe(self, event: Event, now: float) -> None:
         """Takes in a fact. What it speaks of may be unknown or over: then it is ignored.
 
         Raises ConfigError for a PodAdded that finds no free slot.
         """
+        self._planner.settle()
         self._handlers[type(event)](event, now)
 
     def tick(self, now: float) -> None:
         """One bounded share of what time brings. To be called some times a second."""
         state = self._state
+        self._planner.settle()
         self._catch_up(now)
         state.sessions.sweep(now)
         state.pins.sweep(now)
@@ -120,8 +123,15 @@ class Router:
 
     # --- views -------------------------------------------------------------------------------
 
+    @property
+    def decisions(self) -> DecisionRing:
+        """The last plans, with what came of them."""
+        self._planner.settle()
+        return self._decisions
+
     def pods(self) -> list[PodView]:
         """The configured pods as they are now, by role and slot."""
+        self._planner.settle()
         state = self._state
         found = [state.table.at[s] for role in ROLES for s in iterate(state.table.role(role))]
         return [
@@ -156,93 +166,6 @@ class Router:
             state.health.advance(now, state.rates.forget)
         if now >= state.ledger.next_release_s:
             state.ledger.release_due(now, _RELEASES_PER_CALL)
-
-    def _open(
-        self,
-        request: RouteRequest,
-        prompt: Prompt,
-        choice: Choice,
-        first: Choice | None,
-        now: float,
-    ) -> RoutePlan:
-        """Takes the load, notes what will be cached, and writes the plan."""
-        state = self._state
-        ledger, registry = state.ledger, state.registry
-        pod = choice.pod
-        assert pod is not None
-        prefill = None if first is None else first.pod
-        prefiller = pod if prefill is None else prefill
-        lease_id = ledger.next_id()
-        cached = 0
-        if prompt.blocks:
-            ticket = lease_id & 0xFFFFFFFF
-            cached = registry.route(pod.slot, prompt.chain, ticket)
-            if prefill is not None:
-                cached = registry.route(prefill.slot, prompt.chain, ticket)
-        if choice.near is not None and prefill is None:
-            cached = prompt.blocks  # prefilled by an earlier plan
-        silent = bool(state.health.silent >> prefiller.slot & 1)
-        if silent:
-            cached = 0
-        cached_tokens = min(cached, prompt.cap_blocks) * prompt.block_tokens
-        uncached, output = self._work(request, prompt, choice, cached_tokens, prefiller)
-        ttft_s = None
-        if request.work is Work.GENERATE:
-            backlog = ledger.backlog_tokens(prefiller.slot) + uncached + REQUEST_TOKENS
-            ttft_s = backlog / state.rates.rate(prefiller)
-        explanation = Explanation(
-            (choice,) if first is None else (first, choice), now, ttft_s, silent
-        )
-        lease = ledger.open(pod, prefill, request.work, now, uncached, output, prompt, explanation)
-        if ttft_s is not None and prefill is None and not request.streamed:
-            ledger.release_prefill_at(lease, now + ttft_s)
-        half_open = state.health.half_open
-        if half_open:
-            for used in (pod, prefill):
-                if used is not None and half_open >> used.slot & 1:
-                    state.health.begin_trial(used.slot, lease_id)
-        if request.session_key is not None:
-            key = (request.tenant, request.session_key)
-            state.sessions.remember(key, pod, prefill, now)
-        plan = RoutePlan(
-            request_id=request.request_id,
-            lease_id=lease_id,
-            mode="single" if choice.role == "single" else "dispatch",
-            pod=pod,
-            prefill=choice.near,
-            strategy=state.strategy.name,
-            namespace=prompt.namespace,
-            prompt_blocks=prompt.blocks,
-            cached_blocks=cached,
-            prompt_tokens=prompt.tokens,
-            predicted_cached_tokens=cached_tokens,
-            explanation=explanation,
-        )
-        self.decisions.append(plan)
-        return plan
-
-    def _work(
-        self,
-        request: RouteRequest,
-        prompt: Prompt,
-        choice: Choice,
-        cached_tokens: float,
-        prefiller: Pod,
-    ) -> tuple[float, float]:
-        """(uncached prompt tokens, output tokens) that the request is expected to cost."""
-        work = request.work
-        if work is Work.GENERATE:
-            if choice.near is not None and prefiller is choice.pod:
-                uncached = 0.0  # prefilled by an earlier plan
-            else:
-                uncached = max(prompt.tokens - cached_tokens, 0.0)
-                self._means.routed(prefiller.role, uncached)
-            return uncached, self._means.output_tokens(request.max_output_tokens)
-        if work is Work.POOLING:
-            return prompt.tokens, 0.0
-        if work is Work.MEAN:
-            return self._means.prompt_tokens(prefiller.role), self._means.output_tokens(None)
-        return 0.0, 0.0
 
     def _eject_slow(self, now: float) -> None:
         """Grey failures: alive, but far slower per token than the median of their peers."""

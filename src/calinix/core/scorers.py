@@ -3,41 +3,46 @@
 To add one: write the function, and its line in SCORERS.
 """
 
+# ruff: noqa: ARG001  one signature for all
 from __future__ import annotations
 
 import numpy as np
 
-from calinix.core.choice import Choice, Scorer
+from calinix.core.choice import Choice, Scorer, Term
 from calinix.core.columns import Floats
+from calinix.core.requests import RouteRequest
 from calinix.core.state import State
 
 LEAST_BUSIEST = 8.0
 """Below so many requests on the busiest candidate, load differences count less."""
 
 
-def cache(state: State, choice: Choice) -> Floats | None:  # noqa: ARG001
+def cache(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     """The share of the prompt's full blocks that the pod holds."""
     depths = choice.depths
-    return None if depths is None else depths * (1.0 / choice.prompt.blocks)
+    if depths is None or not choice.deepest:
+        return None
+    return depths, 1.0 / choice.blocks, 0.0
 
 
-def load(state: State, choice: Choice) -> Floats | None:  # noqa: ARG001
+def load(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     """1 - n / max(n_max, 8): n requests inflight, n_max on the busiest candidate."""
     assert choice.inflight is not None
-    return 1.0 - choice.inflight * (1.0 / max(choice.busiest, LEAST_BUSIEST))
+    busiest = choice.busiest
+    return choice.inflight, -1.0 / (max(LEAST_BUSIEST, busiest)), 1.0
 
 
-def sticky(state: State, choice: Choice) -> Floats | None:  # noqa: ARG001
+def sticky(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     """1 for the pod that served the session last."""
     last, among = choice.last, choice.among
     if last is None or among is None or not choice.candidates >> last.slot & 1:
         return None
     scores = np.zeros(among.count)
     scores[among.index(last.slot)] = 1.0
-    return scores
+    return scores, 1.0, 0.0
 
 
-def locality(state: State, choice: Choice) -> Floats | None:
+def locality(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     """1 for pods near the prefill pod: the same engine, or the same host or zone label."""
     near, among = choice.near, choice.among
     if near is None or among is None:
@@ -49,7 +54,7 @@ def locality(state: State, choice: Choice) -> Floats | None:
         if code:
             same = (column[among.slots] == code).astype(np.float64)
             scores = same if scores is None else np.maximum(scores, same)
-    return scores
+    return None if scores is None else (scores, 1.0, 0.0)
 
 
 SCORERS: dict[str, Scorer] = {

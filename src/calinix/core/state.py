@@ -38,6 +38,9 @@ class State:
         self.default_mode: Mode | None = gateway.default_mode
         self.strategy = strategy if isinstance(strategy, Strategy) else Strategy(name=strategy)
         self.recipes: dict[Role, Recipe] = {}
+        self.modes: dict[str, Mode] = {}
+        """Model -> mode of requests that leave it open; `modes_version` says of which table."""
+        self.modes_version = -1
         self.turns = dict.fromkeys(ROLES, -1)
         """Per role, the slot that round robin picked last."""
         self.table = PodTable(cache.max_pods)

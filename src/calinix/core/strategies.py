@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from calinix.config import Strategy, Weights
 from calinix.core.choice import Recipe
 from calinix.core.filters import FILTERS
@@ -24,10 +22,7 @@ def _recipe(
     used = {name: weight for name, weight in (weights or {}).items() if weight > 0.0}
     return Recipe(
         tuple((name, FILTERS[name]) for name in filters),
-        tuple(
-            (name, weight, np.array(weight, dtype=np.float64), SCORERS[name])
-            for name, weight in used.items()
-        ),
+        tuple((name, weight, SCORERS[name]) for name, weight in used.items()),
         PICKERS[picker],
         uses_cache="cache" in used,
     )

@@ -1,0 +1,127 @@
+"""From the chosen pods to a plan: takes the load, says what is expected, writes it all down.
+
+What need not be known before the plan is out (which blocks the pod will now hold, the ring, the
+session's pod, the means) is written down by `settle`, which the Router calls before it does
+anything else: the request is on its way some microseconds earlier, and nobody can tell.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from calinix.core.choice import Choice
+from calinix.core.explain import DecisionRing, Explanation
+from calinix.core.ledger import Lease
+from calinix.core.means import RequestMeans
+from calinix.core.pods import Pod
+from calinix.core.prepare import Prompt
+from calinix.core.rates import REQUEST_TOKENS
+from calinix.core.requests import RoutePlan, RouteRequest, Work
+from calinix.core.state import State
+
+# An enum's member is slow to get at through its class.
+_GENERATE, _POOLING, _MEAN = Work.GENERATE, Work.POOLING, Work.MEAN
+
+
+class Planner:
+    """Opens leases and writes plans."""
+
+    def __init__(self, state: State, means: RequestMeans, decisions: DecisionRing):
+        self._state = state
+        self._means = means
+        self._decisions = decisions
+        self._unsettled: tuple[RouteRequest, RoutePlan, Lease] | None = None
+        self._one_depth = np.empty(1)
+
+    def open(
+        self,
+        request: RouteRequest,
+        prompt: Prompt,
+        choice: Choice,
+        first: Choice | None,
+        now: float,
+    ) -> RoutePlan:
+        """The plan for `choice`, and for the prefill pod of `first` in dispatch mode."""
+        state = self._state
+        ledger = state.ledger
+        pod = choice.pod
+        assert pod is not None
+        asked, prefill = (choice, None) if first is None else (first, first.pod)
+        prefiller = pod if prefill is None else prefill
+        cached = self._cached_blocks(request, prompt, asked, prefiller) if prompt.blocks else 0
+        cached_tokens = min(cached, prompt.cap_blocks) * prompt.block_tokens if cached else 0.0
+        uncached, output, ttft_s = 0.0, 0.0, None
+        work = request.work
+        if work is _GENERATE:
+            if request.prefill_pod is None:
+                uncached = prompt.tokens - cached_tokens
+            output = self._means.output_tokens(request.max_output_tokens)
+            backlog = ledger.backlog_tokens(prefiller.slot) + uncached + REQUEST_TOKENS
+            ttft_s = backlog / state.rates.rate(prefiller)
+        elif work is _POOLING:
+            uncached = prompt.tokens
+        elif work is _MEAN:
+            uncached = self._means.prompt_tokens(prefiller.role)
+            output = self._means.output_tokens(None)
+        explanation = Explanation((choice,) if first is None else (first, choice), now, ttft_s)
+        lease = ledger.open(pod, prefill, work, now, uncached, output, prompt, explanation)
+        if not request.streamed and ttft_s is not None and prefill is None:
+            ledger.release_prefill_at(lease, now + ttft_s)
+        if state.health.half_open:
+            self._begin_trials(lease)
+        plan = RoutePlan(
+            request_id=request.request_id,
+            lease_id=lease.id,
+            mode="single" if choice.role == "single" else "dispatch",
+            pod=pod,
+            prefill=choice.near,
+            strategy=state.strategy.name,
+            namespace=prompt.namespace,
+            prompt_blocks=prompt.blocks,
+            cached_blocks=cached,
+            prompt_tokens=prompt.tokens,
+            predicted_cached_tokens=cached_tokens,
+            explanation=explanation,
+        )
+        self._unsettled = (request, plan, lease)
+        return plan
+
+    def settle(self) -> None:
+        """Writes down what the last plan brings with it."""
+        unsettled = self._unsettled
+        if unsettled is None:
+            return
+        self._unsettled = None
+        request, plan, lease = unsettled
+        state, prompt, pod, prefill = self._state, lease.prompt, lease.pod, lease.prefill
+        if prompt.blocks:
+            ticket = lease.id & 0xFFFFFFFF
+            state.registry.route(pod.slot, prompt.chain, ticket)
+            if prefill is not None:
+                state.registry.route(prefill.slot, prompt.chain, ticket)
+        if request.work is _GENERATE and request.prefill_pod is None:
+            self._means.routed((prefill or pod).role, lease.work_tokens)
+        if request.session_key is not None:
+            key = (request.tenant, request.session_key)
+            state.sessions.remember(key, pod, prefill, lease.opened_s)
+        self._decisions.append(plan)
+
+    def _cached_blocks(
+        self, request: RouteRequest, prompt: Prompt, choice: Choice, prefiller: Pod
+    ) -> int:
+        """Leading blocks that the pod that prefills is believed to hold."""
+        if request.prefill_pod is not None:
+            return prompt.blocks  # prefilled by an earlier plan
+        if choice.depths is not None:
+            return int(choice.depths[choice.index])
+        if self._state.health.silent >> prefiller.slot & 1:
+            return 0
+        alone = self._state.table.slot_set(1 << prefiller.slot)
+        return self._state.registry.depths(prompt.chain, alone.slots32, self._one_depth)
+
+    def _begin_trials(self, lease: Lease) -> None:
+        """A half-open pod gets no other request until this one has shown what it can do."""
+        health = self._state.health
+        for pod in (lease.pod, lease.prefill):
+            if pod is not None and health.half_open >> pod.slot & 1:
+                health.begin_trial(pod.slot, lease.id)
