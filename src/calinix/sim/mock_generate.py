@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # What was written just before must leave the socket before the reset does.
 _RESET_DELAY_S = 0.01
+# Tokens of one write. What is more waits a moment, so that a client that lags is noticed.
+_MAX_BURST = 256
+_BURST_PAUSE_S = 0.001
 
 
 class Unanswered:
@@ -163,13 +166,18 @@ class Generation:
             self._opened = True
             events += self.answer.opening(self._choices, tally)
         next_s = float("inf")
+        room = _MAX_BURST
         for index, choice in enumerate(self._choices):
-            job = self._job_of[index]
-            for at in range(self._sent[index], job.tokens_at(now)):
+            job, first = self._job_of[index], self._sent[index]
+            ready = job.tokens_at(now)
+            for at in range(first, min(ready, first + room)):
                 events.append(self.answer.token(choice, at, self._so_far(tally)))
                 self._sent[index] = at + 1
-            if self._sent[index] < job.output_tokens and job.prefilled_s is not None:
-                next_s = min(next_s, job.token_s(self._sent[index]))
+            room -= self._sent[index] - first
+            if self._sent[index] < ready:
+                next_s = now + _BURST_PAUSE_S
+            elif ready < job.output_tokens and job.prefilled_s is not None:
+                next_s = min(next_s, job.token_s(ready))
         last = all(
             sent == len(choice.ids) for sent, choice in zip(self._sent, self._choices, strict=True)
         )

@@ -21,14 +21,14 @@ from typing import Literal, Protocol, Self
 
 import msgspec
 
-from calinix.config import Limits, Timeouts
 from calinix.edge.http_client import FetchError, PodClient, fetch
-from calinix.edge.http_server import HttpServer, Request
+from calinix.edge.http_server import Request
 from calinix.engines.vllm import LEASE_S, HandleError, HandleTable, NixlHandle
 from calinix.sim.mock_faults import Fault, FaultKind, FaultSet
 from calinix.sim.mock_metrics import PodMetrics
 from calinix.sim.mock_requests import Reader, Turns
 from calinix.sim.mock_routes import Routes
+from calinix.sim.mock_server import PodServer
 from calinix.sim.pod_model import Job, PodFigures, PodModel, StepKind
 from calinix.sim.words import Tokenizer
 
@@ -45,8 +45,6 @@ _MAX_PEERS = 256
 _REDEEM_TIMEOUT_S = 5.0
 # The answer to the request that asked for it goes out before the listener closes.
 _REFUSE_DELAY_S = 0.02
-_LIMITS = Limits(connections=65_536)
-_TIMEOUTS = Timeouts(keep_alive_ms=86_400_000, client_ms=86_400_000)
 
 
 class Serving(Protocol):
@@ -120,7 +118,7 @@ class MockPod:
         self.cancelled = 0
         """Requests whose client left before the answer was whole."""
         self._lease_s = lease_s
-        self._server: HttpServer | None = None
+        self._server: PodServer | None = None
         self._routes = Routes(self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = _NEVER_S
@@ -180,7 +178,7 @@ class MockPod:
         await self.stop()
 
     async def _listen(self) -> None:
-        server = HttpServer(self._routes, self.loop, _LIMITS, _TIMEOUTS)
+        server = PodServer(self._routes, self.loop)
         await server.start(self.host, self.port)
         self._server = server
         self.port = server.port
