@@ -16,8 +16,8 @@ TIMEOUT_S = 3600.0
 
 class _Finding(msgspec.Struct, frozen=True):
     what: str
-    figure: str
-    limit: str
+    figure: str | float
+    limit: str | float
     holds: bool | None
 
 
