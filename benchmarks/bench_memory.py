@@ -4,8 +4,9 @@
 
 200,000 unique prompts of 8192 characters go through the sockets at full speed; each 500th request
 is a hot prompt instead, whose first 80 % stay the same. Meanwhile GET /health, which the gateway
-answers itself, is asked each millisecond: its longest answer time bounds every pause of the event
-loop. The same question to a mock pod tells how much of that was the machine's own doing.
+answers itself, is asked a millisecond after each of its answers: its longest answer time bounds
+every pause of the event loop (and holds the wait behind what else came in). The same question to a
+mock pod tells how much of that was the machine's own doing.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SAMPLE_S = 0.1
 LEAST_SAMPLES = 6
 LONGEST_RUN_S = 900.0
 UNIQUE = ("-c", "32", "-n", str(PROMPT_BYTES), "-S", "0", "-H", str(HOT_EVERY))
-PROBE = ("-c", "1", "-r", "1000", "-G", "/health", "-A")
+PROBE = ("-c", "1", "-z", "1000", "-G", "/health", "-A")
 
 
 T = TypeVar("T")

@@ -2,10 +2,12 @@
  *
  *     loadgen -p PORT [-c CONNECTIONS] [-d SECONDS] [-w WARM_UP_SECONDS] [-N REQUESTS]
  *             [-n PROMPT_BYTES] [-S SHARED_PERCENT] [-H EVERY] [-m MODEL] [-u PATH] [-G PATH]
- *             [-s -t CHUNKS -g GAP_US] [-r RATE] [-A] [-P PID,PID...] [-M MOCK_PID]
+ *             [-s -t CHUNKS -g GAP_US] [-r RATE] [-z REST_US] [-A] [-P PID,PID...] [-M MOCK_PID]
  *
  * Closed loop, each connection sending its next request when its answer is complete; with -r paced
  * to RATE requests per second in all, latencies then counted from the time a request was due.
+ * -z  each connection rests this long before its next request: a probe, whose latencies hold no
+ *     backlog of its own when it is answered more slowly than it asks
  * -S  80 by default: how much of each prompt is shared by its group (one of 8); the rest, and with
  *     -S 0 all of it, is new in each request
  * -H  each EVERY-th request is a hot prompt: of one more group whose first 80 % are always the same
@@ -56,7 +58,7 @@ struct connection {
 static struct {
     int connections, pid_count, pids[MAX_PIDS], mock_pid, hot_every;
     double seconds, warm_up_s, rate;
-    long request_limit;
+    long request_limit, rest_ns;
     struct prompt_options prompt;
     const char *get_path;
 } options = {.connections = 1,
@@ -260,10 +262,10 @@ static void finish(struct connection *connection, bool keep_open)
     judge(connection);
     add_sample(&seen.latency, connection->since_ns);
     long now = now_ns();
-    become_idle(connection, options.rate > 0 ? connection->due_ns : now);
+    become_idle(connection, options.rate > 0 ? connection->due_ns : now + options.rest_ns);
     if (!keep_open)
         drop_connection(connection, false);
-    else if (options.rate <= 0)
+    else if (options.rate <= 0 && !options.rest_ns)
         start_request(connection, now);
 }
 
@@ -458,6 +460,7 @@ static void read_option(int option)
     case 't': options.prompt.max_tokens = atoi(optarg); break;
     case 'g': options.prompt.gap_us = atol(optarg); break;
     case 'r': options.rate = atof(optarg); break;
+    case 'z': options.rest_ns = 1000 * atol(optarg); break;
     case 'A': expected.same = false; break;
     case 'P': read_pids(optarg); break;
     case 'M': options.mock_pid = atoi(optarg); break;
@@ -471,7 +474,7 @@ int main(int argument_count, char **arguments)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGTERM, on_signal);
     signal(SIGINT, on_signal);
-    while ((option = getopt(argument_count, arguments, "p:c:d:w:N:n:S:H:m:u:G:st:g:r:AP:M:")) != -1)
+    while ((option = getopt(argument_count, arguments, "p:c:d:w:N:n:S:H:m:u:G:st:g:r:z:AP:M:")) != -1)
         read_option(option);
     if (optind < argument_count || options.connections < 1 || options.prompt.shared_percent < 0 ||
         options.prompt.shared_percent > 100) {
