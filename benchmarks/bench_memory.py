@@ -254,17 +254,7 @@ class _Run(msgspec.Struct, frozen=True):
 def judge(seen: Measured) -> list[Finding]:
     """What must hold, against what was seen."""
     load = seen.load
-    rss = [sample.rss_mb for sample in seen.samples]
-    highest = max(rss, default=0.0)
-    second, last = rss[len(rss) // 3 : 2 * len(rss) // 3], rss[2 * len(rss) // 3 :]
-    growth = max(last, default=0.0) - max(second, default=0.0)
-    limit_mb = seen.idle_rss_mb + seen.bound_mb + FIXED_MB
-    pause_ms, control_ms = seen.probe.max / 1000, seen.control.max / 1000
-    # A pod's answer took as long: the machine held everybody up.
-    noisy = pause_ms > PAUSE_MS and control_ms > PAUSE_MS / 2
-    lag = f", own count {seen.max_tick_lag_s * 1000:.1f}" if seen.max_tick_lag_s else ""
     share = load.hot_hits / load.hot if load.hot else 0.0
-    blocks = load.requests * PROMPT_BYTES // BLOCK_BYTES
     return [
         Finding(
             "every answer 200 and whole",
@@ -272,6 +262,31 @@ def judge(seen: Measured) -> list[Finding]:
             "0 faults",
             load.is_whole and seen.probe.errs == 0,
         ),
+        *_judge_memory(seen),
+        _judge_pause(seen),
+        Finding(
+            "the hot prefix still hits",
+            f"{load.hot_hits} of {load.hot}",
+            f"{HOT_SHARE:.0%}",
+            share >= HOT_SHARE,
+        ),
+        Finding(
+            "a new prompt never hits",
+            f"{load.hits - load.hot_hits} false hits",
+            "0",
+            load.hits == load.hot_hits,
+        ),
+    ]
+
+
+def _judge_memory(seen: Measured) -> list[Finding]:
+    rss = [sample.rss_mb for sample in seen.samples]
+    second, last = rss[len(rss) // 3 : 2 * len(rss) // 3], rss[2 * len(rss) // 3 :]
+    growth = max(last, default=0.0) - max(second, default=0.0)
+    highest = max(rss, default=0.0)
+    limit_mb = seen.idle_rss_mb + seen.bound_mb + FIXED_MB
+    blocks = seen.load.requests * PROMPT_BYTES // BLOCK_BYTES
+    return [
         Finding(
             "every mirror was full long before the end",
             f"{blocks / seen.capacity_blocks:.1f} times their capacity was sent",
@@ -292,26 +307,20 @@ def judge(seen: Measured) -> list[Finding]:
             f"{GROWTH_MB:+.1f} MB",
             len(rss) >= LEAST_SAMPLES and growth <= GROWTH_MB,
         ),
-        Finding(
-            "no long pause",
-            f"{pause_ms:.1f} ms{lag} (p99 {seen.probe.p99 / 1000:.1f}); a mock pod "
-            f"{control_ms:.1f} ms",
-            f"{PAUSE_MS:.0f} ms",
-            None if noisy else pause_ms <= PAUSE_MS,
-        ),
-        Finding(
-            "the hot prefix still hits",
-            f"{load.hot_hits} of {load.hot}",
-            f"{HOT_SHARE:.0%}",
-            share >= HOT_SHARE,
-        ),
-        Finding(
-            "a new prompt never hits",
-            f"{load.hits - load.hot_hits} false hits",
-            "0",
-            load.hits == load.hot_hits,
-        ),
     ]
+
+
+def _judge_pause(seen: Measured) -> Finding:
+    pause_ms, control_ms = seen.probe.max / 1000, seen.control.max / 1000
+    # A pod's answer took long, too: the machine held everybody up.
+    noisy = pause_ms > PAUSE_MS and control_ms > PAUSE_MS / 2
+    lag = f", own count {seen.max_tick_lag_s * 1000:.1f}" if seen.max_tick_lag_s else ""
+    return Finding(
+        "no long pause",
+        f"{pause_ms:.1f} ms{lag} (p99 {seen.probe.p99 / 1000:.1f}); a mock pod {control_ms:.1f} ms",
+        f"{PAUSE_MS:.0f} ms",
+        None if noisy else pause_ms <= PAUSE_MS,
+    )
 
 
 def _print(console: Console, findings: list[Finding]) -> None:
