@@ -148,8 +148,7 @@ def _route(form: type[registry.PrefixRegistry], make: type[Chain], quick: bool) 
     rng = random.Random(3)
     shared = [rng.getrandbits(64) | 1 for _ in range(CHAIN - NEW_BLOCKS)]
     chains = [
-        make.of(shared + [rng.getrandbits(64) | 1 for _ in range(NEW_BLOCKS)])
-        for _ in range(500 if quick else 3_000)
+        make.of(shared + [rng.getrandbits(64) | 1 for _ in range(NEW_BLOCKS)]) for _ in range(3_000)
     ]
     index = form(256, 256)
     index.open_slot(0, 100_000 if form is kv.PrefixRegistry else 10_000)

@@ -117,6 +117,48 @@ def test_contradicting_chains(bench: Bench) -> None:
     assert registry.blocks(1) == len(registry) == 0
 
 
+def test_forms_agree_at_scale() -> None:
+    """Thousands of blocks on eight slots: growth, eviction, sharing, clearing and sweeping."""
+    rng = random.Random(6)
+    registries = [form.registry(130, 5) for form in FORMS]
+    slots = [0, 1, 63, 64, 65, 127, 128, 129]
+    for registry in registries:
+        for slot in slots:
+            registry.open_slot(slot, 900 + slot)
+    family = [[rng.getrandbits(64) | 1 for _ in range(40)] for _ in range(12)]
+    for turn in range(1_500):
+        head = rng.choice(family)[: rng.randrange(1, 41)]
+        tail = [rng.getrandbits(64) | 1 for _ in range(rng.randrange(25))]
+        blocks, slot = head + tail, rng.choice(slots)
+        method = rng.choices(
+            ["route", "confirm", "withdraw", "stored", "removed", "clear", "sweep"],
+            [60, 10, 10, 10, 8, 1, 3],
+        )[0]
+        results = []
+        for form, registry in zip(FORMS, registries, strict=True):
+            chain = form.chain.of(blocks)
+            if method in {"route", "withdraw"}:
+                results.append(getattr(registry, method)(slot, chain, turn % 5))
+            elif method == "stored":
+                results.append(registry.stored(slot, None, chain))
+            elif method == "sweep":
+                while registry.sweep():
+                    pass
+                results.append(len(registry))
+            elif method == "clear":
+                registry.clear(slot)
+            else:
+                results.append(getattr(registry, method)(slot, chain.head(len(head))))
+            results.append(registry.match(chain, sum(1 << one for one in slots)))
+        half = len(results) // len(FORMS)
+        assert results == results[:half] * len(FORMS)
+        if turn % 300 == 299:
+            for one in slots:
+                dumps = [registry.dump(one) for registry in registries]
+                assert dumps == [dumps[0]] * len(FORMS)
+                assert 0 < len(dumps[0]) <= 900 + one
+
+
 def bad_calls(bench: Bench) -> list[tuple[type[Exception], str, tuple[Any, ...]]]:
     """(error, method, arguments) of calls that must be refused."""
     chain = bench.chain(A, B)

@@ -12,6 +12,7 @@ only how it is done fast, in little memory and without long pauses:
   longest step is rebuilding one shard.
 - Forgetting a slot drops its mirror and marks its bit dead in every shard; a shard is cleaned
   when that slot next stores there, when it grows, or by `sweep`. Readers mask dead bits.
+- A block that one slot holds keeps its number in place; only shared blocks have a bitmap.
 
 No Python code runs while a table is being changed: every argument is converted first. Memory is
 taken before anything is linked, so a MemoryError leaves a consistent registry.
@@ -31,8 +32,14 @@ cdef extern from *:
     #define CALINIX_MIX    0xD6E8FEB86659FD93ULL
     #if defined(__GNUC__) || defined(__clang__)
     #define CALINIX_PREFETCH(p) __builtin_prefetch(p)
+    #define CALINIX_LOWEST(word) ((uint32_t)__builtin_ctzll(word))
     #else
     #define CALINIX_PREFETCH(p) ((void)(p))
+    static uint32_t CALINIX_LOWEST(uint64_t word) {
+        uint32_t place = 0;
+        while (!(word & 1)) { word >>= 1; place++; }
+        return place;
+    }
     #endif
     """
     const uint64_t OFFSET "CALINIX_OFFSET"
@@ -40,6 +47,7 @@ cdef extern from *:
     const uint64_t GOLDEN "CALINIX_GOLDEN"
     const uint64_t MIX "CALINIX_MIX"
     void prefetch "CALINIX_PREFETCH"(const void *address) noexcept nogil
+    uint32_t lowest_bit "CALINIX_LOWEST"(uint64_t word) noexcept nogil  # of a word that is not 0
 
 cdef extern from "Python.h":
     # With NULL a number too large for Py_ssize_t is clipped, not refused.
@@ -48,7 +56,7 @@ cdef extern from "Python.h":
 cdef enum:
     WORD_BITS = 64
     PAGE_SHIFT = 10
-    PAGE_NODES = 1 << 10
+    PAGE_ITEMS = 1 << 10
     SUBS = 64
     PREFETCH_AHEAD = 12
     MAX_SLOTS = 4096
@@ -336,6 +344,8 @@ cdef inline uint64_t *payload(Place place, uint32_t words) noexcept nogil:
 cdef inline void look_up(Table *table, uint64_t cell, uint32_t words, Place *place) noexcept nogil:
     cdef int i
     place.cell = -1
+    place.line = table.cells
+    place.number = 0
     if table.used == 0:
         return
     place.number = home_of(cell, table.lines)
@@ -436,12 +446,90 @@ cdef int make_table(Table *table, uint32_t used, uint32_t words) except -1:
     return 0
 
 
+# ---- Arenas: items that never move -------------------------------------------------------------
+
+cdef struct Arena:
+    # Items are numbered from 1; number 0 is there too, for the owner's own use.
+    char **pages
+    uint32_t pages_count
+    uint32_t pages_room
+    uint32_t fresh  # this item and those behind it were never used
+    uint32_t free  # first of the freed items; each holds the number of the next
+
+
+cdef inline char *item_of(Arena *arena, uint32_t number, size_t item_bytes) noexcept nogil:
+    return arena.pages[number >> PAGE_SHIFT] + (number & (PAGE_ITEMS - 1)) * item_bytes
+
+
+cdef inline bint has_room(Arena *arena) noexcept nogil:
+    return arena.free != 0 or arena.fresh >> PAGE_SHIFT < arena.pages_count
+
+
+cdef int add_page(Arena *arena, size_t item_bytes) except -1:
+    cdef uint32_t room = arena.pages_room * 2 if arena.pages_room else 4
+    cdef char **pages
+    if arena.pages_count == arena.pages_room:
+        pages = <char **>PyMem_RawRealloc(arena.pages, <size_t>room * sizeof(char *))
+        if pages == NULL:
+            raise MemoryError
+        arena.pages = pages
+        arena.pages_room = room
+    arena.pages[arena.pages_count] = <char *>PyMem_RawMalloc(PAGE_ITEMS * item_bytes)
+    if arena.pages[arena.pages_count] == NULL:
+        raise MemoryError
+    arena.pages_count += 1
+    if arena.pages_count == 1:
+        memset(arena.pages[0], 0, item_bytes)
+        arena.fresh = 1
+    return 0
+
+
+cdef inline uint32_t take_item(Arena *arena, size_t item_bytes) noexcept nogil:
+    """A zeroed item; there is room."""
+    cdef uint32_t number = arena.free
+    cdef char *item
+    if number == 0:
+        number = arena.fresh
+        arena.fresh += 1
+        item = item_of(arena, number, item_bytes)
+    else:
+        item = item_of(arena, number, item_bytes)
+        arena.free = (<uint32_t *>item)[0]
+    memset(item, 0, item_bytes)
+    return number
+
+
+cdef inline void give_item(Arena *arena, uint32_t number, size_t item_bytes) noexcept nogil:
+    (<uint32_t *>item_of(arena, number, item_bytes))[0] = arena.free
+    arena.free = number
+
+
+cdef void drop_items(Arena *arena, uint32_t pages_kept, size_t item_bytes) noexcept nogil:
+    """Forgets all items and frees all pages but the first `pages_kept`."""
+    while arena.pages_count > pages_kept:
+        arena.pages_count -= 1
+        PyMem_RawFree(arena.pages[arena.pages_count])
+    if arena.pages_count == 0:
+        PyMem_RawFree(arena.pages)
+        arena.pages = NULL
+        arena.pages_room = 0
+    else:
+        memset(arena.pages[0], 0, item_bytes)
+    arena.fresh = 1
+    arena.free = 0
+
+
 # ---- Index ---------------------------------------------------------------------------------------
 
 cdef struct Index:
+    # Cells are mixed blocks. A payload with its lowest bit set is the one slot that holds the
+    # block, as most blocks have, times 2; else it is the number of a bitmap times 2; 0: no slot.
     Table *shards
-    uint64_t *dead  # per shard one bitmap: bits to be taken as 0
+    uint64_t *dead  # per shard one bitmap: slots to be taken as not holding anything there
     uint8_t *dirty  # per shard, whether some are
+    Arena bitmaps
+    uint64_t *lone  # a bitmap of one slot, for readers
+    uint32_t lone_slot
     uint32_t count
     uint32_t words
     uint32_t dirty_count
@@ -453,11 +541,9 @@ cdef inline uint32_t shard_of(Index *index, uint64_t mix) noexcept nogil:
     return <uint32_t>(((mix >> 32) * index.count) >> 32)
 
 
-cdef inline const uint64_t *bits_of(Index *index, uint64_t mix) noexcept nogil:
-    """The bitmap of a block, dead bits included; NULL when no slot holds it."""
-    cdef Place place
-    look_up(&index.shards[shard_of(index, mix)], mix, index.words, &place)
-    return NULL if place.cell < 0 else payload(place, index.words)
+cdef inline uint64_t *bitmap_of(Index *index, uint64_t held) noexcept nogil:
+    cdef size_t size = index.words * sizeof(uint64_t)
+    return <uint64_t *>item_of(&index.bitmaps, <uint32_t>(held >> 1), size)
 
 
 cdef inline uint64_t *dead_of(Index *index, uint32_t number) noexcept nogil:
@@ -468,52 +554,105 @@ cdef inline bint bit(const uint64_t *bits, uint32_t slot) noexcept nogil:
     return (bits[slot // WORD_BITS] >> (slot % WORD_BITS)) & 1
 
 
+cdef inline void set_bit(uint64_t *bits, uint32_t slot) noexcept nogil:
+    bits[slot // WORD_BITS] |= <uint64_t>1 << (slot % WORD_BITS)
+
+
+cdef inline void clear_bit(uint64_t *bits, uint32_t slot) noexcept nogil:
+    bits[slot // WORD_BITS] &= ~(<uint64_t>1 << (slot % WORD_BITS))
+
+
 cdef inline bint shows(Index *index, uint64_t block, uint32_t slot) noexcept nogil:
     cdef uint64_t mix = mixed(block, index.secret)
-    cdef const uint64_t *bits = bits_of(index, mix)
-    return bits != NULL and bit(bits, slot) and not bit(dead_of(index, shard_of(index, mix)), slot)
+    cdef uint32_t number = shard_of(index, mix)
+    cdef Place place
+    cdef uint64_t held
+    look_up(&index.shards[number], mix, 1, &place)
+    if place.cell < 0 or bit(dead_of(index, number), slot):
+        return False
+    held = payload(place, 1)[0]
+    return held >> 1 == slot if held & 1 else bit(bitmap_of(index, held), slot)
 
 
-cdef inline bint any_live(
-    const uint64_t *bits, const uint64_t *dead, uint32_t words
-) noexcept nogil:
+cdef inline const uint64_t *holders_of(Index *index, uint64_t mix) noexcept nogil:
+    """The bitmap of a block, dead bits included, until the next call; NULL: no slot holds it."""
+    cdef Place place
+    cdef uint64_t held
+    look_up(&index.shards[shard_of(index, mix)], mix, 1, &place)
+    if place.cell < 0:
+        return NULL
+    held = payload(place, 1)[0]
+    if not held & 1:
+        return bitmap_of(index, held)
+    clear_bit(index.lone, index.lone_slot)
+    index.lone_slot = <uint32_t>(held >> 1)
+    set_bit(index.lone, index.lone_slot)
+    return index.lone
+
+
+cdef inline uint64_t narrowed(Index *index, uint64_t held) noexcept nogil:
+    """Gives a bitmap back that is down to one slot, or none; returns what is to stand instead."""
+    cdef uint64_t *bits = bitmap_of(index, held)
+    cdef uint64_t lone = 0
     cdef uint32_t w
-    for w in range(words):
-        if bits[w] & ~dead[w]:
-            return True
-    return False
+    for w in range(index.words):
+        if bits[w]:
+            if lone or bits[w] & (bits[w] - 1):
+                return held
+            lone = <uint64_t>(w * WORD_BITS + lowest_bit(bits[w])) << 1 | 1
+    give_item(&index.bitmaps, <uint32_t>(held >> 1), index.words * sizeof(uint64_t))
+    return lone
+
+
+cdef void bury(Index *index, uint32_t number) noexcept nogil:
+    """Takes the dead slots out of what a shard holds; a block may be left without a slot."""
+    cdef Table *shard = &index.shards[number]
+    cdef uint64_t *dead = dead_of(index, number)
+    cdef uint64_t *bits
+    cdef uint64_t *held
+    cdef uint32_t n, w
+    cdef int i
+    for n in range(shard.lines):
+        for i in range(8):
+            held = line_of(shard, n, 1) + 8 + i
+            if line_of(shard, n, 1)[i] == 0 or held[0] == 0:
+                continue
+            if held[0] & 1:
+                if bit(dead, <uint32_t>(held[0] >> 1)):
+                    held[0] = 0
+                continue
+            bits = bitmap_of(index, held[0])
+            for w in range(index.words):
+                bits[w] &= ~dead[w]
+            held[0] = narrowed(index, held[0])
+    index.dirty[number] = 0
+    index.dirty_count -= 1
+    memset(dead, 0, index.words * sizeof(uint64_t))
 
 
 cdef int rebuild(Index *index, uint32_t number) except -1:
-    """Moves a shard without its dead bits into a table that fits, with room for one more."""
+    """Moves what a shard holds into a table that fits, with room for one more."""
     cdef Table *shard = &index.shards[number]
     cdef Table table
-    cdef uint32_t words = index.words, live = shard.used, n, w
-    cdef uint64_t *dead = dead_of(index, number)
+    cdef uint32_t live = 0, n
     cdef uint64_t *line
     cdef Place place
     cdef int i
-    cdef bint clean = not index.dirty[number]
-    if not clean:
-        live = 0
-        for n in range(shard.lines):
-            line = line_of(shard, n, words)
-            for i in range(8):
-                live += line[i] != 0 and any_live(line + 8 + i * words, dead, words)
-    make_table(&table, live + 1, words)
+    if index.dirty[number]:
+        bury(index, number)
     for n in range(shard.lines):
-        line = line_of(shard, n, words)
+        line = line_of(shard, n, 1)
         for i in range(8):
-            if line[i] != 0 and (clean or any_live(line + 8 + i * words, dead, words)):
-                put(&table, line[i], words, &place)
-                for w in range(words):
-                    payload(place, words)[w] = line[8 + i * words + w] & ~dead[w]
+            live += line[i] != 0 and line[8 + i] != 0
+    make_table(&table, live + 1, 1)
+    for n in range(shard.lines):
+        line = line_of(shard, n, 1)
+        for i in range(8):
+            if line[i] != 0 and line[8 + i] != 0:
+                put(&table, line[i], 1, &place)
+                payload(place, 1)[0] = line[8 + i]
     PyMem_RawFree(shard.memory)
     shard[0] = table
-    if not clean:
-        index.dirty[number] = 0
-        index.dirty_count -= 1
-        memset(dead, 0, words * sizeof(uint64_t))
     return 0
 
 
@@ -522,44 +661,61 @@ cdef inline int reserve(Index *index, uint64_t mix, uint32_t slot) except -1:
     cdef uint32_t number = shard_of(index, mix)
     if is_full(&index.shards[number]) or bit(dead_of(index, number), slot):
         rebuild(index, number)
+    if not has_room(&index.bitmaps):
+        add_page(&index.bitmaps, index.words * sizeof(uint64_t))
     return 0
 
 
 cdef inline void add(Index *index, uint64_t mix, uint32_t slot) noexcept nogil:
     """`slot` holds the block from now on; `reserve` has made room."""
     cdef Table *shard = &index.shards[shard_of(index, mix)]
+    cdef uint64_t lone = <uint64_t>slot << 1 | 1
     cdef Place place
-    cdef uint32_t w
-    look_up(shard, mix, index.words, &place)
+    cdef uint64_t *held
+    cdef uint64_t before
+    look_up(shard, mix, 1, &place)
     if place.cell < 0:
-        put(shard, mix, index.words, &place)
-        for w in range(index.words):
-            payload(place, index.words)[w] = 0
-    payload(place, index.words)[slot // WORD_BITS] |= <uint64_t>1 << (slot % WORD_BITS)
+        put(shard, mix, 1, &place)
+        payload(place, 1)[0] = lone
+        return
+    held = payload(place, 1)
+    before = held[0]
+    if before == 0 or before == lone:
+        held[0] = lone
+        return
+    if before & 1:
+        held[0] = <uint64_t>take_item(&index.bitmaps, index.words * sizeof(uint64_t)) << 1
+        set_bit(bitmap_of(index, held[0]), <uint32_t>(before >> 1))
+    set_bit(bitmap_of(index, held[0]), slot)
 
 
 cdef void discard(Index *index, uint64_t mix, uint32_t slot) noexcept nogil:
     """`slot` does not hold the block any more; one that no slot holds leaves the index."""
     cdef Table *shard = &index.shards[shard_of(index, mix)]
     cdef Place place
-    cdef uint32_t w
-    look_up(shard, mix, index.words, &place)
+    cdef uint64_t *held
+    look_up(shard, mix, 1, &place)
     if place.cell < 0:
         return
-    payload(place, index.words)[slot // WORD_BITS] &= ~(<uint64_t>1 << (slot % WORD_BITS))
-    for w in range(index.words):
-        if payload(place, index.words)[w]:
+    held = payload(place, 1)
+    if held[0] & 1:
+        if held[0] >> 1 != slot:
             return
-    take_out(shard, place, index.words)
+        held[0] = 0
+    elif held[0] != 0:
+        clear_bit(bitmap_of(index, held[0]), slot)
+        held[0] = narrowed(index, held[0])
+    if held[0] == 0:
+        take_out(shard, place, 1)
 
 
 cdef void forget(Index *index, uint32_t slot) noexcept nogil:
-    """Marks the slot's bit dead in every shard."""
+    """Marks the slot dead in every shard."""
     cdef uint32_t number
     for number in range(index.count):
         if index.shards[number].used == 0:
             continue
-        dead_of(index, number)[slot // WORD_BITS] |= <uint64_t>1 << (slot % WORD_BITS)
+        set_bit(dead_of(index, number), slot)
         index.dirty_count += not index.dirty[number]
         index.dirty[number] = 1
 
@@ -593,7 +749,7 @@ cdef inline bint next_group(
             return True
         middle = (top.low + top.high + 1) // 2
         mix = mixed(chain[middle - 1], index.secret)
-        bits = bits_of(index, mix)
+        bits = holders_of(index, mix)
         if bits == NULL:
             top.high = middle - 1
             continue
@@ -637,57 +793,29 @@ cdef struct Node:
 
 
 cdef struct Mirror:
-    Node **pages
-    uint32_t pages_count
-    uint32_t pages_room
-    uint32_t fresh  # this node and those behind it were never used
-    uint32_t free  # first of the freed nodes, linked by `behind`
+    Arena nodes
     uint32_t count
     uint32_t capacity
     Table tables[SUBS]  # cells: node << 32 | lower half of the mixed block
 
 
 cdef inline Node *node_of(Mirror *pod, uint32_t number) noexcept nogil:
-    return &pod.pages[number >> PAGE_SHIFT][number & (PAGE_NODES - 1)]
-
-
-cdef int add_page(Mirror *pod) except -1:
-    cdef uint32_t room
-    cdef Node **pages
-    if pod.pages_count == pod.pages_room:
-        room = pod.pages_room * 2 if pod.pages_room else 4
-        pages = <Node **>PyMem_RawRealloc(pod.pages, <size_t>room * sizeof(Node *))
-        if pages == NULL:
-            raise MemoryError
-        pod.pages = pages
-        pod.pages_room = room
-    pod.pages[pod.pages_count] = <Node *>PyMem_RawMalloc(PAGE_NODES * sizeof(Node))
-    if pod.pages[pod.pages_count] == NULL:
-        raise MemoryError
-    pod.pages_count += 1
-    return 0
+    return &(<Node *>pod.nodes.pages[number >> PAGE_SHIFT])[number & (PAGE_ITEMS - 1)]
 
 
 cdef void empty_mirror(Mirror *pod, uint32_t pages_kept) noexcept nogil:
-    """Drops all blocks and all pages but the first `pages_kept` (the ring is in page 0)."""
+    """Drops all blocks and all pages of nodes but the first `pages_kept`."""
     cdef int i
     for i in range(SUBS):
         PyMem_RawFree(pod.tables[i].memory)
     memset(pod.tables, 0, sizeof(pod.tables))
-    while pod.pages_count > pages_kept:
-        pod.pages_count -= 1
-        PyMem_RawFree(pod.pages[pod.pages_count])
-    if pod.pages_count > 0:
-        memset(pod.pages[0], 0, sizeof(Node))
-    pod.fresh = 1
-    pod.free = 0
+    drop_items(&pod.nodes, pages_kept, sizeof(Node))
     pod.count = 0
 
 
 cdef void free_mirror(Mirror *pod) noexcept nogil:
     if pod != NULL:
         empty_mirror(pod, 0)
-        PyMem_RawFree(pod.pages)
         PyMem_RawFree(pod)
 
 
@@ -695,13 +823,12 @@ cdef Mirror *new_mirror(uint32_t capacity) except NULL:
     cdef Mirror *pod = <Mirror *>PyMem_RawCalloc(1, sizeof(Mirror))
     if pod == NULL:
         raise MemoryError
+    pod.capacity = capacity
     try:
-        add_page(pod)
+        add_page(&pod.nodes, sizeof(Node))
     except MemoryError:
         free_mirror(pod)
         raise
-    empty_mirror(pod, 1)
-    pod.capacity = capacity
     return pod
 
 
@@ -755,21 +882,14 @@ cdef int grow(Table *table) except -1:
 cdef uint32_t new_node(Mirror *pod, uint64_t block, uint64_t mix) except 0:
     """A node for a block that the slot does not hold: in the table, in no list and no tree."""
     cdef Table *table = table_of(pod, mix)
-    cdef uint32_t number = pod.free
-    cdef Node *node
+    cdef uint32_t number
     cdef Place place
     if is_full(table):
         grow(table)
-    if number == 0:
-        if pod.fresh >> PAGE_SHIFT == pod.pages_count:
-            add_page(pod)
-        number = pod.fresh
-        pod.fresh += 1
-    else:
-        pod.free = node_of(pod, number).behind
-    node = node_of(pod, number)
-    memset(node, 0, sizeof(Node))
-    node.block = block
+    if not has_room(&pod.nodes):
+        add_page(&pod.nodes, sizeof(Node))
+    number = take_item(&pod.nodes, sizeof(Node))
+    node_of(pod, number).block = block
     put(table, cell_of(number, mix), 0, &place)
     pod.count += 1
     return number
@@ -781,8 +901,7 @@ cdef void free_node(Mirror *pod, uint32_t number, uint64_t mix) noexcept nogil:
     look_up(table_of(pod, mix), cell_of(number, mix), 0, &place)
     take_out(table_of(pod, mix), place, 0)
     pod.count -= 1
-    node_of(pod, number).behind = pod.free
-    pod.free = number
+    give_item(&pod.nodes, number, sizeof(Node))
 
 
 cdef inline void link_behind(Mirror *pod, uint32_t number, uint32_t ahead) noexcept nogil:
@@ -915,6 +1034,7 @@ cdef class NativePrefixRegistry:
         self.index.dead = <uint64_t *>PyMem_RawCalloc(
             <size_t>shards_count * self.index.words, sizeof(uint64_t)
         )
+        self.index.lone = <uint64_t *>PyMem_RawCalloc(self.index.words, sizeof(uint64_t))
         self.pods = <Mirror **>PyMem_RawCalloc(self.max_pods, sizeof(Mirror *))
         self.sets = <uint64_t *>PyMem_RawCalloc(
             <size_t>FRAMES * self.index.words, sizeof(uint64_t)
@@ -923,6 +1043,7 @@ cdef class NativePrefixRegistry:
         if (
             self.index.shards == NULL or self.index.dead == NULL or self.pods == NULL
             or self.sets == NULL or self.found == NULL or self.index.dirty == NULL
+            or self.index.lone == NULL
         ):
             raise MemoryError
 
@@ -938,6 +1059,8 @@ cdef class NativePrefixRegistry:
         PyMem_RawFree(self.index.shards)
         PyMem_RawFree(self.index.dead)
         PyMem_RawFree(self.index.dirty)
+        PyMem_RawFree(self.index.lone)
+        drop_items(&self.index.bitmaps, 0, self.index.words * sizeof(uint64_t))
         PyMem_RawFree(self.sets)
         PyMem_RawFree(self.found)
 
@@ -1147,16 +1270,13 @@ cdef class NativePrefixRegistry:
 
     cdef inline void note(self, const uint64_t *bits, Py_ssize_t depth) noexcept nogil:
         """Writes the depth of every slot of a group into `found`."""
-        cdef uint32_t w, slot
+        cdef uint32_t w
         cdef uint64_t word
         for w in range(self.index.words):
             word = bits[w]
-            slot = w * WORD_BITS
             while word:
-                if word & 1:
-                    self.found[slot] = <uint32_t>depth
-                word >>= 1
-                slot += 1
+                self.found[w * WORD_BITS + lowest_bit(word)] = <uint32_t>depth
+                word &= word - 1
 
     cdef inline uint32_t shown(self, Mirror *pod, uint64_t block) noexcept nogil:
         cdef uint32_t at = find(pod, block, mixed(block, self.index.secret))
@@ -1223,7 +1343,9 @@ cdef class NativePrefixRegistry:
         cdef uint64_t mix = mixed(block, self.index.secret)
         cdef Table *shard = &self.index.shards[shard_of(&self.index, mix)]
         cdef Table *table = table_of(pod, mix)
-        prefetch(line_of(shard, home_of(mix, shard.lines), self.index.words))
+        cdef uint64_t *line = line_of(shard, home_of(mix, shard.lines), 1)
+        prefetch(line)
+        prefetch(line + 8)
         prefetch(line_of(table, home_of(mix, table.lines), 0))
 
     cdef bint make_room(self, uint32_t slot, Mirror *pod, uint32_t above) noexcept:
