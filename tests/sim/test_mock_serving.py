@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from typing import Any
@@ -121,26 +122,28 @@ async def test_a_slot_that_is_freed_goes_to_the_next() -> None:
 @kit.on_loop
 async def test_a_client_that_does_not_read_is_waited_for() -> None:
     """Tokens wait in the pod, not in its socket's buffer, and all of them arrive in the end."""
-    tokens = 20_000
+    tokens = 10_000
     async with MockPod() as pod:
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        sock.connect(("127.0.0.1", pod.port))
-        reader, writer = await asyncio.open_connection(sock=sock, limit=8192)
-        body = {"prompt": "x", "max_tokens": tokens, "stream": True}
-        writer.write(kit.request_bytes("POST", TEXT, body))
-        await kit.until(lambda: len(pod.received) == 1, "the request is there")
         assert pod._server is not None
-        (connection,) = pod._server.open
-        await kit.until(lambda: connection._blocked, "the pod sees that the client lags")
-        assert connection._transport is not None
-        assert connection._transport.get_write_buffer_size() < 1_000_000
-        assert pod.served == 0
-        wire = await reader.read()
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        sock.connect(("127.0.0.1", pod.port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=65_536)
+        with contextlib.closing(writer):
+            await kit.until(lambda: pod._server.connections == 1, "the pod has accepted")
+            (connection,) = pod._server.open
+            assert connection._transport is not None
+            accepted = connection._transport.get_extra_info("socket")
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+            body = {"prompt": "x", "max_tokens": tokens, "stream": True}
+            writer.write(kit.request_bytes("POST", TEXT, body))
+            await kit.until(lambda: connection._blocked, "the pod sees that the client lags")
+            assert connection._transport.get_write_buffer_size() < 500_000
+            assert pod.served == 0
+            wire = await reader.read()
         assert wire.count(b"data: {") == tokens
         assert wire.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         assert pod.served == 1
-        writer.close()
 
 
 @kit.on_loop

@@ -246,8 +246,10 @@ class Generation:
     def on_client_ready(self) -> None:
         """The client has caught up: what has waited goes out."""
         self._blocked = False
-        if self.wanted.stream and self._opened:
-            self.emit(self._pod.loop.time())
+        if self._opened and not self.over:
+            now = self._pod.loop.time()
+            self._pod.due(now, self)
+            self._pod.step(now)
 
     def on_client_gone(self) -> None:
         """The client left: the pod stops generating for it."""
