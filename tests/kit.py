@@ -8,6 +8,7 @@ import functools
 import gc
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -104,16 +105,19 @@ def parse_reply(wire: bytes) -> Reply:
     return Reply(int(first.split(" ", 2)[1]), headers, body, wire, complete)
 
 
+CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]+)\r\n")
+
+
 def dechunk(data: bytes) -> tuple[bytes, bool]:
     """(body, whether the last chunk was there) of a chunked body."""
-    body = bytearray()
-    while match := re.match(rb"([0-9a-fA-F]+)\r\n", data):
-        size = int(match[1], 16)
-        piece = data[match.end() : match.end() + size]
+    body, at = bytearray(), 0
+    while match := CHUNK_SIZE.match(data, at):
+        size, start = int(match[1], 16), match.end()
+        piece = data[start : start + size]
         body += piece
         if size == 0 or len(piece) < size:
             return bytes(body), size == 0
-        data = data[match.end() + size + 2 :]
+        at = start + size + 2
     return bytes(body), False
 
 
@@ -138,9 +142,18 @@ class Exchange:
         self.wire = bytearray()
 
     @classmethod
-    async def send(cls, port: int, data: bytes) -> Self:
-        """Connects and writes the request."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async def send(cls, port: int, data: bytes, receive_bytes: int | None = None) -> Self:
+        """Connects and writes the request; `receive_bytes` bounds the kernel's receive buffer."""
+        sock = socket.socket()
+        if receive_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        except OSError:
+            sock.close()
+            raise
+        reader, writer = await asyncio.open_connection(sock=sock)
         writer.write(data)
         return cls(reader, writer)
 
