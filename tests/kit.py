@@ -240,10 +240,19 @@ class Process:
 class Serve(Process):
     """`calinix serve` with this config (camelCase, as in YAML), on ports that are surely free."""
 
-    def __init__(self, folder: Path, config: dict[str, Any]):
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        *,
+        gateway_port: int | None = None,
+        admin_port: int | None = None,
+    ):
         self.folder = folder
         self._holders = [reserve_port(), reserve_port()]
-        self.port, self.admin_port = (holder.getsockname()[1] for holder in self._holders)
+        free = [holder.getsockname()[1] for holder in self._holders]
+        self.port = gateway_port or free[0]
+        self.admin_port = admin_port or free[1]
         super().__init__(folder, "serve", self.write(config))
 
     def write(self, config: dict[str, Any]) -> Path:
@@ -258,7 +267,16 @@ class Serve(Process):
         await self.ready(self.port)
         return self
 
+    async def ended(self, timeout_s: float = 20.0) -> int:
+        """Waits for its end, then lets the ports go; the exit code."""
+        code = await super().ended(timeout_s)
+        self._release()
+        return code
+
     async def __aexit__(self, *error: object) -> None:
         await super().__aexit__(*error)
+        self._release()
+
+    def _release(self) -> None:
         for holder in self._holders:
             holder.close()
