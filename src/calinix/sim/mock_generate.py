@@ -22,6 +22,7 @@ _RESET_DELAY_S = 0.01
 # Tokens of one write. What is more waits a moment, so that a client that lags is noticed.
 _MAX_BURST = 256
 _BURST_PAUSE_S = 0.001
+_NEVER_S = float("inf")
 
 
 class Unanswered:
@@ -51,7 +52,7 @@ class Generation:
     """
 
     __slots__ = (
-        "_blocked", "_choices", "_conn", "_events", "_job_of", "_opened",
+        "_blocked", "_choices", "_conn", "_due_s", "_events", "_job_of", "_opened",
         "_pod", "_sent", "_unfinished", "answer", "head", "jobs", "keep", "on_answered", "over",
         "reset_after", "wanted",
     )  # fmt: skip
@@ -78,6 +79,7 @@ class Generation:
         self._events = 0
         self._opened = False
         self._blocked = False
+        self._due_s = _NEVER_S
         self.over = False
         """Answered, given up or left by its client."""
         self._make_jobs()
@@ -133,7 +135,7 @@ class Generation:
     def on_prefilled(self, job: Job) -> None:
         """A prompt is computed: its first token is there."""
         if self.wanted.stream:
-            self._pod.due(job.token_s(0), self)
+            self._plan(job.token_s(0))
 
     def on_finished(self, job: Job) -> None:
         """A job has all its tokens."""
@@ -158,14 +160,15 @@ class Generation:
 
     def emit(self, now: float) -> None:
         """Writes every token that is there and not sent yet, in one write."""
-        if self.over or self._blocked:
+        if self.over or self._blocked or now < self._due_s:
             return
+        self._due_s = _NEVER_S
         events: list[bytes] = []
         tally = self.tally()
         if not self._opened:
             self._opened = True
             events += self.answer.opening(self._choices, tally)
-        next_s = float("inf")
+        next_s = _NEVER_S
         room = _MAX_BURST
         for index, choice in enumerate(self._choices):
             job, first = self._job_of[index], self._sent[index]
@@ -184,8 +187,14 @@ class Generation:
         if last:
             events += self.answer.closing(self._choices, tally)
         self._write_or_reset(events, last)
-        if not last and not self.over and next_s < float("inf"):
-            self._pod.due(next_s, self)
+        if not last and not self.over:
+            self._plan(next_s)
+
+    def _plan(self, at_s: float) -> None:
+        """Asks for `emit` at `at_s`, unless it comes before that; later calls are then ignored."""
+        if at_s < self._due_s:
+            self._due_s = at_s
+            self._pod.due(at_s, self)
 
     def _so_far(self, tally: Tally) -> Tally:
         if not self.wanted.continuous_usage:
@@ -246,9 +255,11 @@ class Generation:
     def on_client_ready(self) -> None:
         """The client has caught up: what has waited goes out."""
         self._blocked = False
-        if self._opened and not self.over:
+        prefilled = any(job.prefilled_s is not None for job in self.jobs)
+        if self.wanted.stream and prefilled and not self.over:
             now = self._pod.loop.time()
-            self._pod.due(now, self)
+            self._due_s = _NEVER_S
+            self._plan(now)
             self._pod.step(now)
 
     def on_client_gone(self) -> None:
