@@ -9,6 +9,7 @@ import gc
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -142,7 +143,14 @@ class Exchange:
         self.wire = bytearray()
 
     @classmethod
-    async def send(cls, port: int, data: bytes, receive_bytes: int | None = None) -> Self:
+    async def send(
+        cls,
+        port: int,
+        data: bytes,
+        *,
+        receive_bytes: int | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> Self:
         """Connects and writes the request; `receive_bytes` bounds the kernel's receive buffer."""
         sock = socket.socket()
         if receive_bytes is not None:
@@ -153,7 +161,9 @@ class Exchange:
         except OSError:
             sock.close()
             raise
-        reader, writer = await asyncio.open_connection(sock=sock)
+        reader, writer = await asyncio.open_connection(
+            sock=sock, ssl=tls, server_hostname="127.0.0.1" if tls else None
+        )
         writer.write(data)
         return cls(reader, writer)
 
@@ -185,9 +195,10 @@ async def http(
     path: str,
     body: object = None,
     headers: dict[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Reply:
     """One request, one answer."""
-    exchange = await Exchange.send(port, request_bytes(method, path, body, headers))
+    exchange = await Exchange.send(port, request_bytes(method, path, body, headers), tls=tls)
     return await exchange.reply()
 
 
@@ -198,6 +209,7 @@ class Process:
     """
 
     def __init__(self, folder: Path, *arguments: str | Path):
+        self.tls: ssl.SSLContext | None = None
         self.log = folder / f"{arguments[0]}-{id(self)}.log"
         with self.log.open("wb") as out:
             self.popen = subprocess.Popen(
@@ -226,7 +238,7 @@ class Process:
         async def answers() -> bool:
             assert self.popen.poll() is None, self.output()
             with contextlib.suppress(OSError):
-                return (await http(port, "GET", path)).status == 200
+                return (await http(port, "GET", path, tls=self.tls)).status == 200
             return False
 
         await until(answers, f"{path} of {self.popen.args!r}", timeout_s)
@@ -247,6 +259,7 @@ class Serve(Process):
         *,
         gateway_port: int | None = None,
         admin_port: int | None = None,
+        tls: ssl.SSLContext | None = None,
     ):
         self.folder = folder
         self._holders = [reserve_port(), reserve_port()]
@@ -254,6 +267,7 @@ class Serve(Process):
         self.port = gateway_port or free[0]
         self.admin_port = admin_port or free[1]
         super().__init__(folder, "serve", self.write(config))
+        self.tls = tls
 
     def write(self, config: dict[str, Any]) -> Path:
         """Writes the file that the process reads, at its start and on SIGHUP."""
