@@ -79,10 +79,14 @@ def mock_pod_command(
         host=host,
         port=port,
     )
+    _run_pod(pod, wanted)
+
+
+def _run_pod(pod: MockPod, faults: list[Fault]) -> None:
     try:
-        uvloop.run(_serve(pod, wanted))
+        uvloop.run(_serve(pod, faults))
     except OSError as error:
-        typer.echo(f"cannot serve on {host}:{port}: {error}", err=True)
+        typer.echo(f"cannot serve on {pod.host}:{pod.port}: {error}", err=True)
         raise typer.Exit(1) from None
 
 
@@ -155,10 +159,13 @@ def load_command(
         raise typer.Exit(1) from None
     console.print(tables(summary))
     if json is not None:
-        record = {"url": url, "seed": seed, "shape": shape, "plan": plan, "summary": summary}
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+        _write(json, {"url": url, "seed": seed, "shape": shape, "plan": plan, "summary": summary})
     if summary.requests == sum(summary.errors.values()):
         raise typer.Exit(1)
+
+
+def _write(path: Path, record: dict[str, object]) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 def _run_with_progress(console: Console, url: str, shape: Shape, plan: Plan, seed: int) -> Summary:

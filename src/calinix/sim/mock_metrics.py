@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 
 from calinix.sim.pod_model import Job, PodModel
 
@@ -66,6 +67,15 @@ class PodMetrics:
         )
         self.prompt = Histogram("vllm:request_prompt_tokens", _TOKENS, "Prompt tokens.")
         self.generation = Histogram("vllm:request_generation_tokens", _TOKENS, "Generated tokens.")
+        self._histograms = (
+            self.first_token,
+            self.inter_token,
+            self.queue,
+            self.prefill,
+            self.end_to_end,
+            self.prompt,
+            self.generation,
+        )
 
     def finished(self, job: Job) -> None:
         """Counts a job that ran to its end."""
@@ -84,69 +94,54 @@ class PodMetrics:
 
     def render(self, model: PodModel) -> bytes:
         """The whole page."""
-        labels = self.labels
-        counters = model.counters
-        figures = model.figures
+        counters, figures = model.counters, model.figures
+        lines = _metric(
+            "process_start_time_seconds",
+            "gauge",
+            "Start time of the process since unix epoch.",
+            {"": self.started_s},
+        )
+        for name, text, gauge in (
+            ("vllm:num_requests_running", "Requests in execution batches.", model.running),
+            ("vllm:num_requests_waiting", "Requests waiting to be processed.", model.waiting),
+            ("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent.", model.kv_usage),
+        ):
+            lines += _metric(name, "gauge", text, {self.labels: gauge})
+        for name, text, total in (
+            ("vllm:prefix_cache_queries_total", "Queried tokens.", counters.prompt_tokens),
+            ("vllm:prefix_cache_hits_total", "Cached tokens.", counters.cached_tokens),
+            ("vllm:prompt_tokens_total", "Prefill tokens.", counters.prompt_tokens),
+            ("vllm:prompt_tokens_cached_total", "Cached tokens.", counters.cached_tokens),
+            ("vllm:generation_tokens_total", "Generation tokens.", counters.output_tokens),
+        ):
+            lines += _metric(name, "counter", text, {self.labels: total})
+        sources = {
+            "local_compute": counters.computed_tokens,
+            "local_cache_hit": counters.cached_tokens,
+            "external_kv_transfer": counters.external_tokens,
+        }
+        name, text = "vllm:prompt_tokens_by_source_total", "Prompt tokens by source."
+        lines += _metric(name, "counter", text, self._by("source", sources))
+        ends = {"length": counters.finished, "abort": counters.cancelled}
+        name, text = "vllm:request_success_total", "Processed requests."
+        lines += _metric(name, "counter", text, self._by("finished_reason", ends))
         cache = (
             f'block_size="{figures.block_size}",enable_prefix_caching="True",engine="0",'
             f'num_gpu_blocks="{figures.capacity_blocks}"'
         )
-        lines = [
-            "# HELP process_start_time_seconds Start time of the process since unix epoch.",
-            "# TYPE process_start_time_seconds gauge",
-            f"process_start_time_seconds {self.started_s}",
-        ]
-        gauges = (
-            ("vllm:num_requests_running", "Requests in execution batches.", model.running),
-            ("vllm:num_requests_waiting", "Requests waiting to be processed.", model.waiting),
-            ("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent.", model.kv_usage),
-        )
-        for name, text, value in gauges:
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
-            lines.append(f"{name}{{{labels}}} {float(value)}")
-        totals = (
-            ("vllm:prefix_cache_queries", "Queried tokens.", counters.prompt_tokens),
-            ("vllm:prefix_cache_hits", "Cached tokens.", counters.cached_tokens),
-            ("vllm:prompt_tokens", "Prefill tokens processed.", counters.prompt_tokens),
-            ("vllm:prompt_tokens_cached", "Cached prompt tokens.", counters.cached_tokens),
-            ("vllm:generation_tokens", "Generation tokens processed.", counters.output_tokens),
-        )
-        for name, text, value in totals:
-            lines += [f"# HELP {name}_total {text}", f"# TYPE {name}_total counter"]
-            lines.append(f"{name}_total{{{labels}}} {float(value)}")
-        lines += self._labelled(
-            "vllm:prompt_tokens_by_source",
-            "source",
-            {
-                "local_compute": counters.computed_tokens,
-                "local_cache_hit": counters.cached_tokens,
-                "external_kv_transfer": counters.external_tokens,
-            },
-        )
-        lines += self._labelled(
-            "vllm:request_success",
-            "finished_reason",
-            {"length": counters.finished, "abort": counters.cancelled},
-        )
-        lines += [
-            "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
-            "# TYPE vllm:cache_config_info gauge",
-            f"vllm:cache_config_info{{{cache}}} 1.0",
-        ]
-        for histogram in (
-            self.first_token,
-            self.inter_token,
-            self.queue,
-            self.prefill,
-            self.end_to_end,
-            self.prompt,
-            self.generation,
-        ):
-            lines += histogram.lines(labels)
+        name, text = "vllm:cache_config_info", "Information of the LLMEngine CacheConfig"
+        lines += _metric(name, "gauge", text, {cache: 1})
+        for histogram in self._histograms:
+            lines += histogram.lines(self.labels)
         return ("\n".join(lines) + "\n").encode()
 
-    def _labelled(self, name: str, label: str, values: dict[str, int]) -> list[str]:
-        lines = [f"# HELP {name}_total {name}", f"# TYPE {name}_total counter"]
-        for key, value in values.items():
-            lines.append(f'{name}_total{{{self.labels},{label}="{key}"}} {float(value)}')
-        return lines
+    def _by(self, label: str, values: dict[str, int]) -> dict[str, float]:
+        return {f'{self.labels},{label}="{key}"': value for key, value in values.items()}
+
+
+def _metric(name: str, kind: str, text: str, values: Mapping[str, float]) -> list[str]:
+    """The exposition of one metric; `values` by their labels."""
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+    for labels, value in values.items():
+        lines.append(f"{name}{{{labels}}} {float(value)}" if labels else f"{name} {value}")
+    return lines
