@@ -8,13 +8,15 @@ import gc
 import random
 import signal
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import structlog
 import uvloop
+from msgspec.structs import replace
 
-from calinix.config import Config, load_config
+from calinix.config import Config, Limits, load_config
+from calinix.config import Gateway as GatewayConfig
 from calinix.core.kv import COMPILED
 from calinix.core.router import Router
 from calinix.edge.health import Prober
@@ -29,6 +31,12 @@ from calinix.telemetry import Telemetry, configure_logging
 log = structlog.get_logger()
 
 _ADMIN_BODY_BYTES = 65_536
+
+# What a running process cannot take over from a new file.
+_FIXED_SECTIONS = ("cache_registry", "sessions", "admin", "log")
+_FIXED_GATEWAY_KEYS = (
+    "host", "port", "tokenizer", "block_size", "deterministic", "seed", "decisions_kept",
+)  # fmt: skip
 
 
 class App:
@@ -46,7 +54,6 @@ class App:
         upstreams = Upstreams(config, loop, _pod_tls(config))
         self.gateway = Gateway(config, self.router, self.telemetry, upstreams, loop)
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._probers: dict[str, Prober] = {}
         self._tls = server_ssl_context(config.gateway.tls) if config.gateway.tls else None
         self.server = HttpServer(self.gateway, loop, config.gateway.limits, config.gateway.timeouts)
         self.admin: HttpServer | None = None
@@ -76,7 +83,7 @@ class App:
             self.admin = HttpServer(
                 AdminHandler(self.gateway),
                 self._loop,
-                config.gateway.limits,
+                _admin_limits(config),
                 config.gateway.timeouts,
             )
             await _listen(self.admin, config.admin.host, config.admin.port, "admin.port", None)
@@ -100,21 +107,19 @@ class App:
             self.gateway.observe,
             self._rng.random,
         )
-        self._probers[upstream.pod.id] = prober
         self._probes[upstream.pod.id] = self._loop.create_task(prober.run())
 
     def _stop_probe(self, pod_id: str) -> None:
-        self._probers.pop(pod_id, None)
         task = self._probes.pop(pod_id, None)
         if task is not None:
             task.cancel()
 
     def reload(self) -> None:
         """Reads the file again; a bad one is reported and changes nothing."""
-        if self.config_path is None:
+        if self.config_path is None or self.gateway.draining:
             return
         try:
-            config = load_config(self.config_path)
+            config, ignored = _with_fixed_keys(load_config(self.config_path), self.config)
             pod_tls = _pod_tls(config)
             if self._tls is not None and config.gateway.tls is not None:
                 # New handshakes take the renewed certificate; running connections are untouched.
@@ -124,14 +129,19 @@ class App:
         except (ConfigError, OSError, ssl.SSLError) as error:
             log.error("reload_refused", problems=str(error).splitlines())
             return
-        for key in _needs_restart(self.config, config):
+        for key in ignored:
             log.warning("reload_ignores", key=key, hint="takes effect at the next start")
+        probes_change = config.health != self.config.health
         self.config = config
         self.gateway.upstreams.adopt(config, pod_tls)
         self.gateway.reload(config)
         self.server.adopt(config.gateway.limits, config.gateway.timeouts)
-        for prober in self._probers.values():
-            prober.health = config.health
+        if self.admin is not None:
+            self.admin.adopt(_admin_limits(config), config.gateway.timeouts)
+        if probes_change:
+            for upstream in self.gateway.upstreams:
+                self._stop_probe(upstream.pod.id)
+                self._start_probe(upstream)
         log.info("reloaded", pods=len(self._probes))
 
     async def stop(self, drain_s: float | None = None) -> None:
@@ -175,31 +185,50 @@ async def _listen(
         ) from error
 
 
-def _needs_restart(old: Config, new: Config) -> list[str]:
-    """Keys whose new value cannot be taken over by a running process."""
-    views: dict[str, Callable[[Config], object]] = {
-        "gateway.host": lambda c: c.gateway.host,
-        "gateway.port": lambda c: c.gateway.port,
-        "gateway.tokenizer": lambda c: c.gateway.tokenizer,
-        "gateway.blockSize": lambda c: c.gateway.block_size,
-        "gateway.seed": lambda c: c.gateway.seed,
-        "gateway.deterministic": lambda c: c.gateway.deterministic,
-        "gateway.decisionsKept": lambda c: c.gateway.decisions_kept,
-        "gateway.tls": lambda c: c.gateway.tls is None,
-        "cacheRegistry": lambda c: c.cache_registry,
-        "sessions": lambda c: c.sessions,
-        "admin": lambda c: c.admin,
-        "log": lambda c: c.log,
-    }
-    return [key for key, view in views.items() if view(old) != view(new)]
+def _admin_limits(config: Config) -> Limits:
+    """Nobody has a long body to send to the admin port."""
+    limits = config.gateway.limits
+    return replace(limits, body_bytes=min(limits.body_bytes, _ADMIN_BODY_BYTES))
+
+
+def _key(struct: type[Config | GatewayConfig], name: str) -> str:
+    """The key in the file of a struct's field."""
+    return dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))[name]
+
+
+def _with_fixed_keys(new: Config, running: Config) -> tuple[Config, list[str]]:
+    """`new` with the running values of what cannot change, and the keys that this ignores.
+
+    Raises ConfigError where the running process has no room for the new pods.
+    """
+    ignored = []
+    keep: dict[str, object] = {}
+    for name in _FIXED_GATEWAY_KEYS:
+        value = keep[name] = getattr(running.gateway, name)
+        if getattr(new.gateway, name) != value:
+            ignored.append(f"gateway.{_key(GatewayConfig, name)}")
+    if (new.gateway.tls is None) != (running.gateway.tls is None):
+        # A port does not begin or cease to speak TLS; another certificate is taken over.
+        keep["tls"] = running.gateway.tls
+        ignored.append("gateway.tls")
+    sections = {name: getattr(running, name) for name in _FIXED_SECTIONS}
+    ignored += [
+        _key(Config, name) for name, value in sections.items() if getattr(new, name) != value
+    ]
+    max_pods, pods = running.cache_registry.max_pods, len(pods_by_role(new))
+    if pods > max_pods:
+        raise ConfigError(
+            [f"{pods} pods: this process has room for cacheRegistry.maxPods: {max_pods}; restart"]
+        )
+    return replace(new, gateway=replace(new.gateway, **keep), **sections), ignored
 
 
 @contextlib.asynccontextmanager
 async def running_gateway(config: Config, config_path: Path | None = None) -> AsyncIterator[App]:
     """A gateway in this process for as long as the block runs: for tests, demos and notebooks."""
     app = App(config, config_path)
-    await app.start()
     try:
+        await app.start()
         yield app
     finally:
         await app.stop()
@@ -219,8 +248,10 @@ async def _serve(config: Config, config_path: Path) -> None:
     hurry = loop.create_task(app.stop())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, hurry.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
+    try:
         await hurry
+    except asyncio.CancelledError:
+        await app.stop(drain_s=0.0)
 
 
 def _settle_garbage_collector() -> None:

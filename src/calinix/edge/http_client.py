@@ -336,6 +336,12 @@ class PodClient:
         task.add_done_callback(self._tasks.discard)
         return call
 
+    def adopt(self, connect_timeout_s: float, ssl: ssl_module.SSLContext | None) -> None:
+        """Other settings for connections that are opened from now on."""
+        self._connect_timeout_s = connect_timeout_s
+        if ssl is not None and self._ssl is not None:
+            self._ssl = ssl
+
     def close(self) -> None:
         """Close idle connections now, the others when their answers are whole."""
         self._closed = True

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from calinix.gateway.upstreams import Upstream
 
 _FRESH_S = 5.0
+_NOTHING_FRESH_S = 0.5
+"""Where no pod has told anything: pods that start should not be hidden for long."""
 _FETCH_TIMEOUT_S = 3.0
 _MAX_ASKED_AT_ONCE = 32
 _JSON = b"content-type: application/json\r\n"
@@ -35,19 +37,28 @@ class ModelList:
     def __init__(self, gateway: Gateway):
         self._gateway = gateway
         self._models: dict[str, msgspec.Raw] = {}
-        self._fetched_s = float("-inf")
+        self._stale_s = float("-inf")
         self._refresh: asyncio.Task[None] | None = None
         self._asking: list[tuple[Request, str | None]] = []
 
     def answer(self, request: Request, model: str | None) -> None:
         """The whole list, or one model, now or when the pods have answered."""
-        if self._gateway.now() - self._fetched_s < _FRESH_S:
+        if self._gateway.now() < self._stale_s:
             self._respond(request, model)
             return
         self._asking.append((request, model))
         if self._refresh is None:
             self._refresh = self._gateway.loop.create_task(self._fetch_all())
             self._refresh.add_done_callback(self._answer_asking)
+
+    def forget(self) -> None:
+        """Other pods are configured: the next client's question is passed on to them."""
+        self._stale_s = float("-inf")
+
+    def close(self) -> None:
+        """Asks no more; whoever still waits for an answer gets what is known."""
+        if self._refresh is not None:
+            self._refresh.cancel()
 
     def _answer_asking(self, task: asyncio.Task[None]) -> None:
         self._refresh = None
@@ -86,7 +97,7 @@ class ModelList:
             for raw in answer:
                 models.setdefault(msgspec.json.decode(raw, type=_Model).id, raw)
         self._models = models
-        self._fetched_s = self._gateway.now()
+        self._stale_s = self._gateway.now() + (_FRESH_S if models else _NOTHING_FRESH_S)
 
 
 async def _fetch_one(upstream: Upstream, gate: asyncio.Semaphore) -> list[msgspec.Raw]:
@@ -103,7 +114,7 @@ async def _fetch_one(upstream: Upstream, gate: asyncio.Semaphore) -> list[msgspe
             models = msgspec.json.decode(body, type=_List).data
             for raw in models:
                 msgspec.json.decode(raw, type=_Model)
-        except (FetchError, msgspec.MsgspecError):
+        except (FetchError, msgspec.MsgspecError, ValueError, RecursionError):
             return []
     # The body is shared by all of its Raw pieces; copies let it go.
     return [msgspec.Raw(bytes(raw)) for raw in models]

@@ -42,7 +42,8 @@ _MAX_SIDE_ANSWER_BYTES = 16 * 1024 * 1024
 
 _FAILURES = {
     UpstreamFailure.CONNECT: Failure.CONNECT,
-    UpstreamFailure.REUSED_CLOSED: Failure.CLOSED,
+    # A kept connection that the pod had closed in its own time: no sign of illness.
+    UpstreamFailure.REUSED_CLOSED: Failure.CANCELLED,
     UpstreamFailure.CLOSED: Failure.CLOSED,
     UpstreamFailure.BROKEN: Failure.BROKEN,
     UpstreamFailure.PROTOCOL: Failure.CLOSED,
@@ -92,7 +93,8 @@ class SideLeg:
 
     def on_failure(self, failure: UpstreamFailure, detail: str) -> None:
         """No answer."""
-        self.flight.on_side_failed(self, _FAILURES[failure], detail)
+        reused = failure is UpstreamFailure.REUSED_CLOSED
+        self.flight.on_side_failed(self, _FAILURES[failure], detail, may_stay=reused)
 
 
 class Flight:
@@ -125,6 +127,7 @@ class Flight:
         "lines",
         "parsed",
         "plan",
+        "prefill_upstream",
         "request",
         "retries",
         "retry_reason",
@@ -134,7 +137,9 @@ class Flight:
         "status",
         "streamed",
         "tail",
+        "target",
         "token_mark",
+        "upstream",
         "written_bytes",
     )  # fmt: skip
 
@@ -175,12 +180,15 @@ class Flight:
         gateway = self.gateway
         parsed = self.parsed = read_body(self.endpoint, request.body)
         body = request.body
+        target = request.target
+        if target[:1] != b"/":  # absolute form: pods get the origin form
+            query = request.query
+            target = request.path.encode("ascii") + (b"?" + query if query else b"")
+        self.target = target
         self.body = strip_transfer_fields(body) if parsed.has_transfer_fields else body
         self.streamed = parsed.stream
         self.route_request = self._route_request(parsed)
-        self.lines = client_lines(
-            request.headers, gateway.ids, forward_authorization=gateway.forward_authorization
-        )
+        self.lines = client_lines(request.headers, gateway.ids)
         given = request.header(h.AUTHORIZATION) if gateway.forward_authorization else None
         self.authorization = b"authorization: " + given + b"\r\n" if given else b""
         self.conn.stream = self
@@ -226,8 +234,9 @@ class Flight:
 
     @property
     def wait_key(self) -> object:
-        """Those of one mode and model wait for the same pods."""
-        return (self.route_request.mode, self.route_request.model)
+        """Those of one mode and model wait for the same pods, or for the one that can answer."""
+        request = self.route_request
+        return (request.mode, request.model, request.pinned_pod)
 
     def try_again(self, now: float) -> bool:
         """From the wait queue: routes once more; False when every pod is still full."""
@@ -259,29 +268,37 @@ class Flight:
     # --- from a plan to its legs -------------------------------------------------------------
 
     def _launch(self, plan: RoutePlan, now: float, resend: Leg | None = None) -> None:
+        gateway = self.gateway
         self.plan = plan
         self.lease_open = True
+        self.deadline_s = float("inf")
         self.calinix_lines = plan_lines(plan)
+        # Held for the whole plan: a reload may remove or replace a pod before its leg is sent.
+        self.upstream = gateway.upstreams[plan.pod.id]
+        if plan.prefill is not None and resend is None:
+            self.prefill_upstream = gateway.upstreams[plan.prefill.id]
         if resend is not None:
             self._send(resend, now)
             return
-        protocol = self.gateway.dispatch_protocol
-        self.exchange = exchange_for(protocol, plan.mode, self.endpoint, self.body)
+        try:
+            self.exchange = exchange_for(
+                gateway.dispatch_protocol, plan.mode, self.endpoint, self.body
+            )
+        except errors.HttpError as error:
+            self._lose(plan.pod.role, Failure.CANCELLED, 0)
+            self._fail(error)
+            return
         for leg in self.exchange.start():
             self._send(leg, now)
 
     def _send(self, leg: Leg, now: float) -> None:
-        plan = self.plan
-        assert plan is not None
         gateway = self.gateway
         request = self.request
-        pod = plan.prefill if leg.role == "prefill" else plan.pod
-        assert pod is not None
-        upstream = gateway.upstreams[pod.id]
+        upstream = self.prefill_upstream if leg.role == "prefill" else self.upstream
         has_body = request.method not in ("GET", "HEAD", "DELETE") or bool(leg.body)
         head = request_head(
             request.method,
-            request.target,
+            self.target,
             upstream.address,
             self.authorization,
             self.lines,
@@ -331,13 +348,15 @@ class Flight:
             for leg in legs:
                 self._send(leg, now)
 
-    def on_side_failed(self, side: SideLeg, failure: Failure, detail: str) -> None:
+    def on_side_failed(
+        self, side: SideLeg, failure: Failure, detail: str, *, may_stay: bool = False
+    ) -> None:
         """A prefill leg is lost: it answered nobody, so another pod may be tried."""
         if side.call is not None:
             side.call.cancel()
         self.sides.remove(side)
         role = side.leg.role
-        if not self._retry(role, failure, 0, self.gateway.now()):
+        if not self._retry(role, failure, 0, self.gateway.now(), may_stay=may_stay):
             self._lose(role, failure, 0)
             late = failure is Failure.TIMEOUT
             kind = errors.GatewayTimeout if late else errors.BadGateway
@@ -357,6 +376,7 @@ class Flight:
     def on_head(self, head: ResponseHead) -> None:
         """The pod's status. It is held until the first body byte, so that it can still change."""
         self.head = head
+        self.status = head.status
         if head.status in (429, 503) and self.answer_leg is not None:
             self._retry(self.answer_leg.role, Failure.REFUSED, head.status, self.gateway.now())
 
@@ -366,24 +386,27 @@ class Flight:
         if self.streamed and body:
             self.chunks += body.count(b"data:")
             if self.chunks:
-                self.deadline_s = now + self.gateway.timeouts.idle_s
                 self.last_token_s = now
                 if not self.first_token_s and self.token_mark in body:
                     self._first_token(now)
+                if not self.client_blocked:
+                    next_s = now + self.gateway.timeouts.idle_s
+                    # An announcement is no token: it does not shorten the time for the first one.
+                    self.deadline_s = next_s if self.first_token_s else max(self.deadline_s, next_s)
         self.tail = (self.tail[1], body) if body else self.tail
         self.written_bytes += len(body)
+        if last:
+            # Before it is written: the client's next request may be served within that write.
+            self._succeed()
         if self.started:
             self.conn.write(body, wire, last)
         else:
             self._begin(body, wire, last)
-        if last:
-            self._succeed()
 
     def _begin(self, body: bytes, wire: bytes | None, last: bool) -> None:
         head = self.head
         assert head is not None
         self.started = True
-        self.status = head.status
         if self.endpoint is Endpoint.RESPONSES:
             self._note_response_id(body)
         lines = response_lines(head.headers, self.calinix_lines)
@@ -410,9 +433,10 @@ class Flight:
         leg = self.answer_leg
         assert leg is not None
         core_failure = _FAILURES[failure]
-        cannot_have_begun = failure in (UpstreamFailure.CONNECT, UpstreamFailure.REUSED_CLOSED)
+        reused = failure is UpstreamFailure.REUSED_CLOSED
+        cannot_have_begun = reused or failure is UpstreamFailure.CONNECT
         if cannot_have_begun and self._retry(
-            leg.role, core_failure, 0, self.gateway.now(), may_stay=core_failure is Failure.CLOSED
+            leg.role, core_failure, 0, self.gateway.now(), may_stay=reused
         ):
             return
         self._lose(leg.role, core_failure, 0)
@@ -438,13 +462,7 @@ class Flight:
             self.on_side_failed(side, Failure.TIMEOUT, "no answer within prefillMs")
             return
         leg_role: Role = self.answer_leg.role if self.answer_leg is not None else "single"
-        if self.client_blocked:
-            # The client does not read: the pod is not to blame.
-            self._lose(leg_role, Failure.CANCELLED, 0)
-            self._cancel_calls()
-            self.conn.abort()
-            self._end("client_stalled")
-        elif not self.streamed:
+        if not self.streamed:
             self._lose(leg_role, Failure.TOTAL_TIMEOUT, 0)
             self._fail(errors.GatewayTimeout("no answer within totalMs"))
         else:
@@ -481,7 +499,7 @@ class Flight:
         if isinstance(outcome, Refusal):
             return False
         self.retries += 1
-        self.retry_reason = failure.value
+        self.retry_reason = Failure.CLOSED.value if may_stay else failure.value
         self.route_request = request
         self._cancel_calls()
         self.head = None
@@ -532,7 +550,7 @@ class Flight:
             self.status = error.status
             self.gateway.answer_error(self.request, error, self._own_lines())
         else:
-            if self.streamed and self.status < 300:
+            if self._is_event_stream():
                 self.conn.write(self._error_event(error))
             self.conn.break_off()
         self._end(error.code or error.type)
@@ -541,6 +559,13 @@ class Flight:
         if self.plan is not None:
             return self.calinix_lines
         return f"x-request-id: {self.route_request.request_id}\r\n".encode("ascii")
+
+    def _is_event_stream(self) -> bool:
+        """Whether an event may be added to what the client has got so far."""
+        head = self.head
+        if head is None or head.content_length is not None or head.status >= 300:
+            return False
+        return (head.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
 
     def _error_event(self, error: errors.HttpError) -> bytes:
         gap = b"" if self.tail[1].endswith(b"\n\n") else b"\n\n"
@@ -552,8 +577,12 @@ class Flight:
     # --- the client (ResponseStream) ---------------------------------------------------------
 
     def on_client_blocked(self) -> None:
-        """The client reads more slowly than the pod writes."""
+        """The client reads more slowly than the pod writes.
+
+        The pod is not to blame, so its time stops; the server cuts a client that takes nothing.
+        """
         self.client_blocked = True
+        self.deadline_s = float("inf")
         if self.call is not None:
             self.call.pause_reading()
 
@@ -577,7 +606,7 @@ class Flight:
         self._lose(role, Failure.CANCELLED, 0)
         self._cancel_calls()
         self.status = self.status if self.started else _CLIENT_LEFT_STATUS
-        self._end("client_left")
+        self._end("client_stalled" if self.client_blocked else "client_left")
 
     # --- the end -----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable
 
 import msgspec
+import structlog
 
 from calinix import errors
 from calinix import headers as h
@@ -21,6 +22,8 @@ from calinix.gateway.routes import RouteTable
 from calinix.gateway.upstreams import Upstreams, pods_by_role
 from calinix.gateway.waiting import WaitQueue
 from calinix.telemetry import RequestRecord, Telemetry
+
+log = structlog.get_logger()
 
 _JSON = b"content-type: application/json\r\n"
 _SWEEP_S = 0.05
@@ -116,11 +119,15 @@ class Gateway:
             self.observe(PodRemoved(pod_id))
             self.upstreams.remove(pod_id)
         for pod_id, (role, pod) in new.items():
-            if old.get(pod_id) != (role, pod):
-                if pod_id in old:
-                    self.observe(PodRemoved(pod_id))
-                    self.upstreams.remove(pod_id)
+            if old.get(pod_id) == (role, pod) and pod_id in self.upstreams:
+                continue
+            self.upstreams.remove(pod_id)
+            try:
                 self.router.observe(PodAdded(pod, role), now)
+            except errors.ConfigError as error:
+                # Its slot is still in use by what a removed pod has under way.
+                log.error("pod_not_added", pod=pod_id, reason=str(error), hint="reload again later")
+            else:
                 self.upstreams.add(pod)
         strategy = config.gateway.strategy
         self.observe(
@@ -128,6 +135,7 @@ class Gateway:
         )
         self.observe(RulesChanged(config.health, config.gateway.default_mode))
         self._adopt(config)
+        self.models.forget()
         self.wake_soon()
 
     # --- requests ----------------------------------------------------------------------------
@@ -137,16 +145,7 @@ class Gateway:
         try:
             self._serve(request)
         except errors.HttpError as error:
-            self.answer_error(request, error)
-            # Never routed, so no flight writes its record; its path is the client's own words.
-            self.telemetry.finish(
-                RequestRecord(
-                    request_id=self.ids.request_id(request.header(h.REQUEST_ID)),
-                    status=error.status,
-                    error=error.code or error.type,
-                    e2e_s=self.now() - request.received_at,
-                )
-            )
+            self._refuse(request, error)
 
     def _serve(self, request: Request) -> None:
         path = request.path
@@ -180,8 +179,25 @@ class Gateway:
             request.conn.respond(200, _JSON, b'{"status":"ok"}')
 
     def _refuse_method(self, request: Request, allow: bytes) -> None:
-        self.answer_error(
-            request, errors.MethodNotAllowed(f"{request.method} is not served here"), allow
+        error = errors.MethodNotAllowed(
+            f"{request.method} is not served here", code="method_not_allowed"
+        )
+        self._refuse(request, error, allow)
+
+    def _refuse(self, request: Request, error: errors.HttpError, lines: bytes = b"") -> None:
+        """Answers what was never routed: no flight writes its record.
+
+        The record has no endpoint: the path is the client's own words.
+        """
+        request_id = self.ids.request_id(request.header(h.REQUEST_ID))
+        self.answer_error(request, error, lines + b"x-request-id: %b\r\n" % request_id.encode())
+        self.telemetry.finish(
+            RequestRecord(
+                request_id=request_id,
+                status=error.status,
+                error=error.code or error.type,
+                e2e_s=self.now() - request.received_at,
+            )
         )
 
     def answer_error(self, request: Request, error: errors.HttpError, lines: bytes = b"") -> None:
@@ -201,6 +217,7 @@ class Gateway:
 
     def stop(self) -> None:
         """Ends sweeping and writes what is left of the request log."""
+        self.models.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -209,16 +226,17 @@ class Gateway:
     def _sweep(self) -> None:
         now = self.now()
         self.max_tick_lag_s = max(self.max_tick_lag_s, now - self._due_s)
+        # First: whatever fails below, time-outs go on.
+        self.start()
         for flight in [flight for flight in self.flights if flight.deadline_s <= now]:
             flight.on_deadline()
         self.waiting.sweep(now)
         if len(self.waiting):
-            self.waiting.wake(now)
+            self.wake_soon()
         self.router.tick(now)
         if now >= self._next_flush_s:
             self._next_flush_s = now + _FLUSH_S
             self.telemetry.flush()
-        self.start()
 
     def observe(self, event: Event) -> None:
         """A fact from the probes or the admin port."""
@@ -232,4 +250,5 @@ class Gateway:
 
     def _wake(self) -> None:
         self._wake_asked = False
-        self.waiting.wake(self.now())
+        if self.waiting.wake(self.now()):
+            self.wake_soon()

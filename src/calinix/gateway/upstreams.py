@@ -49,6 +49,9 @@ class Upstreams:
     def __getitem__(self, pod_id: str) -> Upstream:
         return self._by_id[pod_id]
 
+    def __contains__(self, pod_id: str) -> bool:
+        return pod_id in self._by_id
+
     def __iter__(self) -> Iterator[Upstream]:
         return iter(list(self._by_id.values()))
 
@@ -56,6 +59,9 @@ class Upstreams:
         """Settings for connections that are opened from now on."""
         self._connect_timeout_s = config.gateway.timeouts.connect_ms / 1e3
         self._tls = tls
+        for upstream in self:
+            tls_of_pod = tls if upstream.pod.url.startswith("https://") else None
+            upstream.client.adopt(self._connect_timeout_s, tls_of_pod)
 
     def add(self, pod: PodConfig) -> None:
         """Opens nothing yet: connections are made when there is something to send."""

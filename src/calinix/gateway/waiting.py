@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+import heapq
 from typing import Protocol
 
 
@@ -23,46 +23,93 @@ class Waiter(Protocol):
         ...
 
 
-# How many waiters one freed place may be offered to: requests of a mode or model that is still
-# full must not hide those behind them, nor may one wake-up walk the whole queue.
 _OFFERS = 16
+"""Waiters that one wake-up asks: it must not walk the whole queue."""
+_OLDEST = 8
+"""Of these, so many are of the keys that have waited longest; the other keys take turns."""
+
+_Queue = dict[Waiter, tuple[int, float]]
+"""(number, deadline) of each waiter, in order of arrival."""
 
 
 class WaitQueue:
-    """First come, first served, with a deadline each; never longer than its bound."""
+    """Waiters with a deadline each, bounded in number.
+
+    Those that want the same pods are served first come, first served. Among others the longest
+    waiting is asked first, but nobody waits behind those whose pods are still full.
+    """
 
     def __init__(self, max_requests: int, timeout_s: float):
         self.max_requests = max_requests
         self.timeout_s = timeout_s
-        self._deadlines_s: dict[Waiter, float] = {}
+        self._count = 0
+        self._arrivals = 0
+        self._turn = 0
+        self._queues: dict[object, _Queue] = {}
 
     def __len__(self) -> int:
-        return len(self._deadlines_s)
+        return self._count
 
     def add(self, waiter: Waiter, now: float) -> bool:
         """Queues a waiter; False: the queue is at its bound."""
-        if len(self._deadlines_s) >= self.max_requests:
+        if self._count >= self.max_requests:
             return False
-        self._deadlines_s[waiter] = now + self.timeout_s
+        self._count += 1
+        self._arrivals += 1
+        queue = self._queues.setdefault(waiter.wait_key, {})
+        queue[waiter] = (self._arrivals, now + self.timeout_s)
         return True
 
     def remove(self, waiter: Waiter) -> None:
         """Forgets a waiter whose client has left; harmless when it does not wait."""
-        self._deadlines_s.pop(waiter, None)
+        key = waiter.wait_key
+        queue = self._queues.get(key)
+        if queue is not None and queue.pop(waiter, None) is not None:
+            self._count -= 1
+            if not queue:
+                del self._queues[key]
 
-    def wake(self, now: float) -> None:
-        """A place may be free: offers it to those that wait, the longest waiting first."""
-        full: set[object] = set()
-        for waiter in list(islice(self._deadlines_s, _OFFERS)):
-            if waiter in self._deadlines_s and waiter.wait_key not in full:
-                if waiter.try_again(now):
-                    self._deadlines_s.pop(waiter, None)
-                else:
-                    full.add(waiter.wait_key)
+    def wake(self, now: float) -> bool:
+        """Places may be free: offers them to those that wait.
+
+        True: it stopped at its bound while places were being taken; there may be more of them.
+        """
+        heads = self._heads()
+        offers = taken = 0
+        while heads and offers < _OFFERS:
+            _, key = heapq.heappop(heads)
+            offers += 1
+            waiter = next(iter(self._queues[key]))
+            if waiter.try_again(now):
+                taken += 1
+                self.remove(waiter)
+                if key in self._queues:
+                    heapq.heappush(heads, (_first_number(self._queues[key]), key))
+        return taken > 0 and offers == _OFFERS
 
     def sweep(self, now: float) -> None:
         """Ends the waits whose deadline has passed."""
-        late = [waiter for waiter, deadline_s in self._deadlines_s.items() if deadline_s <= now]
+        late = [
+            waiter
+            for queue in self._queues.values()
+            for waiter, (_, deadline_s) in queue.items()
+            if deadline_s <= now
+        ]
         for waiter in late:
-            self._deadlines_s.pop(waiter, None)
+            self.remove(waiter)
             waiter.give_up_waiting()
+
+    def _heads(self) -> list[tuple[int, object]]:
+        """(number of its first waiter, key), as a heap; of very many keys only some."""
+        heads = sorted((_first_number(queue), key) for key, queue in self._queues.items())
+        if len(heads) <= _OFFERS:
+            return heads
+        rest = heads[_OLDEST:]
+        start = self._turn % len(rest)
+        self._turn = start + _OFFERS - _OLDEST
+        in_turn = (rest[start:] + rest[:start])[: _OFFERS - _OLDEST]
+        return heads[:_OLDEST] + sorted(in_turn)
+
+
+def _first_number(queue: _Queue) -> int:
+    return next(iter(queue.values()))[0]
