@@ -17,14 +17,22 @@ _NEVER_TO_PODS = h.HOP_BY_HOP | {
     b"accept-encoding",
     # Sent by `request_head`: the pod's own key, or the client's where the config forwards it.
     h.AUTHORIZATION,
+    # Credentials as well, and no engine asks for them.
+    b"x-api-key",
+    b"api-key",
+    b"cookie",
     h.REQUEST_ID,
     h.DATA_PARALLEL_RANK,
 }
-_NEVER_TO_PODS_NOR_CREDENTIALS = _NEVER_TO_PODS | {b"x-api-key", b"api-key", b"cookie"}
 
 _NEVER_TO_CLIENTS = h.HOP_BY_HOP | {b"content-length", h.REQUEST_ID}
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}\Z")
+
+# W3C Trace Context: no id is all zeros, and what follows the flags is for later versions only.
+_IDS = rb"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_is_traceparent = re.compile(rb"(?:00%b|(?!00|ff)[0-9a-f]{2}%b(?:-[!-~]*)?)\Z" % (_IDS, _IDS)).match
+_TRACESTATE = b"tracestate"
 
 
 class RequestIds:
@@ -97,28 +105,31 @@ def _without_named_by_connection(
     return [header for header in headers if header[0] not in named]
 
 
-def client_lines(
-    headers: Sequence[tuple[bytes, bytes]], ids: RequestIds, *, forward_authorization: bool
-) -> bytes:
-    """The client's header lines that go to a pod, plus a traceparent where it sent none.
+def client_lines(headers: Sequence[tuple[bytes, bytes]], ids: RequestIds) -> bytes:
+    """The client's header lines that go to a pod, with a traceparent of ours for a bad or no one.
 
     Made once per request: retries and both legs of a dispatch share them.
     """
-    drop = _NEVER_TO_PODS if forward_authorization else _NEVER_TO_PODS_NOR_CREDENTIALS
     passed: list[bytes] = []
-    traced = False
+    traces = 0
+    has_state = False
     for name, value in headers:
-        if name in drop:
+        if name in _NEVER_TO_PODS:
             if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-                rest = _without_named_by_connection(headers)
-                return client_lines(rest, ids, forward_authorization=forward_authorization)
+                return client_lines(_without_named_by_connection(headers), ids)
             continue
         if name.startswith(h.CALINIX_PREFIX):
             continue
         if name == h.TRACEPARENT:
-            traced = True
+            traces += 1 if _is_traceparent(value) else 2
+        elif name == _TRACESTATE:
+            has_state = True
         passed += (name, b": ", value, b"\r\n")
-    if not traced:
+    if traces != 1:
+        if traces or has_state:
+            # The trace begins anew here: what was said of the old one goes with it.
+            rest = [header for header in headers if header[0] not in (h.TRACEPARENT, _TRACESTATE)]
+            return client_lines(rest, ids)
         passed.append(ids.traceparent_line())
     return b"".join(passed)
 
@@ -154,5 +165,7 @@ def response_lines(headers: Sequence[tuple[bytes, bytes]], calinix_lines: bytes)
     for name, value in headers:
         if name not in _NEVER_TO_CLIENTS and not name.startswith(h.CALINIX_PREFIX):
             passed += (name, b": ", value, b"\r\n")
+        elif name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+            return response_lines(_without_named_by_connection(headers), calinix_lines)
     passed.append(calinix_lines)
     return b"".join(passed)
