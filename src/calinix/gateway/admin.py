@@ -42,9 +42,10 @@ class AdminHandler:
     def _serve(self, request: Request) -> None:
         view = self._get.get(request.path)
         if view is not None:
-            if request.method not in ("GET", "HEAD"):
-                raise errors.MethodNotAllowed(f"{request.method} is not served here")
-            view(request)
+            if request.method in ("GET", "HEAD"):
+                view(request)
+            else:
+                self._refuse_method(request, b"allow: GET, HEAD\r\n")
             return
         parts = request.path.split("/")
         if len(parts) == 5 and parts[1:3] == ["admin", "pods"] and parts[4] in ("drain", "resume"):
@@ -52,6 +53,10 @@ class AdminHandler:
             return
         paths = ", ".join([*self._get, "/admin/pods/{id}/drain", "/admin/pods/{id}/resume"])
         raise errors.NotFound(f"no such path; there are: {paths}", code="unknown_path")
+
+    def _refuse_method(self, request: Request, allow: bytes) -> None:
+        error = errors.MethodNotAllowed(f"{request.method} is not served here")
+        self._gateway.answer_error(request, error, allow)
 
     def _metrics(self, request: Request) -> None:
         telemetry = self._gateway.telemetry
@@ -99,7 +104,8 @@ class AdminHandler:
 
     def _drain(self, request: Request, pod_id: str, *, draining: bool) -> None:
         if request.method != "POST":
-            raise errors.MethodNotAllowed("use POST")
+            self._refuse_method(request, b"allow: POST\r\n")
+            return
         if not any(upstream.pod.id == pod_id for upstream in self._gateway.upstreams):
             raise errors.NotFound(f"no pod has the id '{pod_id[:128]}'", param="id")
         self._gateway.observe(PodDraining(pod_id, draining))

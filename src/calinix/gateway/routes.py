@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -49,6 +50,8 @@ _RESPONSE_BY_ID = Route(
 )
 _RESPONSE_CANCEL = Route(endpoints={"POST": Endpoint.GET}, label="/v1/responses/{id}/cancel")
 _RESPONSES_PREFIX = "/v1/responses/"
+# Nothing that a pod, or a proxy before it, could take for another path.
+_is_response_path = re.compile(r"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel)?").fullmatch
 
 
 class RouteTable:
@@ -76,11 +79,9 @@ class RouteTable:
         """The route of a path; None: not served."""
         route = self._routes.get(path)
         if route is None and path.startswith(_RESPONSES_PREFIX):
-            rest = path[len(_RESPONSES_PREFIX) :]
-            if rest and "/" not in rest:
-                return _RESPONSE_BY_ID
-            if rest.endswith("/cancel") and rest.count("/") == 1:
-                return _RESPONSE_CANCEL
+            found = _is_response_path(path)
+            if found is not None:
+                return _RESPONSE_CANCEL if found[2] else _RESPONSE_BY_ID
         return route
 
 
@@ -88,4 +89,5 @@ def response_id_of(path: str) -> str | None:
     """The response id in /v1/responses/{id}[/cancel]."""
     if not path.startswith(_RESPONSES_PREFIX):
         return None
-    return path[len(_RESPONSES_PREFIX) :].split("/", 1)[0] or None
+    found = _is_response_path(path)
+    return found[1] if found is not None else None
