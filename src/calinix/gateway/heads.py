@@ -42,6 +42,7 @@ class RequestIds:
         self._prefix = os.urandom(6).hex()
         self._trace_prefix = os.urandom(8).hex()
         self._count = 0
+        self._traces = 0
 
     def request_id(self, given: bytes | None) -> str:
         """The client's own id where it is safe to write into a head and a log, else a new one."""
@@ -52,11 +53,11 @@ class RequestIds:
 
     def traceparent_line(self) -> bytes:
         """A new W3C trace context, version 00, sampled."""
-        count = self._count
+        # A span id of zero is invalid, so the count starts at one.
+        self._traces = count = self._traces + 1
         return b"traceparent: 00-%b%016x-%016x-01\r\n" % (
             self._trace_prefix.encode(),
             count,
-            # A span id of zero is invalid, so the count starts at one.
             count,
         )
 
