@@ -95,6 +95,13 @@ class PodRestarted(Event, frozen=True):
     pod_id: str
 
 
+class PodCapacity(Event, frozen=True):
+    """The engine says how many tokens its KV cache holds; `kvCapacityTokens` goes before it."""
+
+    pod_id: str
+    tokens: int
+
+
 class BlocksStored(Event, frozen=True):
     """The pod's cache gained these blocks, in chain order, behind `parent` (None: at the root)."""
 

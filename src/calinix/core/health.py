@@ -201,6 +201,8 @@ class HealthTable:
             return
         if pod.trial and pod.trial == lease_id:
             self._eject(slot, pod, now, pod.eject_reason)
+        elif self.half_open >> slot & 1:
+            return  # of before the rest: only the trial counts now
         elif pod.streak >= passive.failures and self.may_eject(slot, peers):
             self._eject(slot, pod, now, f"{pod.streak} failures in a row")
 
@@ -216,8 +218,8 @@ class HealthTable:
     def may_eject(self, slot: int, peers: HostBitmap) -> bool:
         """Whether at least half of `peers` would be left; probes alone may take out more."""
         mark = 1 << slot
-        out = (self.ejected | self.half_open) & peers
-        return not (self.ejected & mark) and (out | mark).bit_count() * 2 <= peers.bit_count()
+        out = self.ejected | self.half_open
+        return not out & mark and (out & peers | mark).bit_count() * 2 <= peers.bit_count()
 
     def eject_slow(self, slot: int, now: float) -> None:
         """Its first tokens take far longer than its peers'."""

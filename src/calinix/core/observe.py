@@ -37,6 +37,7 @@ class Observer:
             events.ProbeFailed: self._probe_failed,
             events.PodHeard: self._pod_heard,
             events.PodRestarted: self._pod_restarted,
+            events.PodCapacity: self._pod_capacity,
             events.BlocksStored: self._blocks_stored,
             events.BlocksRemoved: self._blocks_removed,
             events.BlocksCleared: self._blocks_cleared,
@@ -99,25 +100,34 @@ class Observer:
             self._state.health.heard(pod.slot, now)
             self._roster.make_cold(pod)
 
+    def _pod_capacity(self, event: events.PodCapacity, now: float) -> None:
+        pod = self._state.table.find(event.pod_id)
+        if pod is not None:
+            self._heard(pod, now)
+            self._roster.state_capacity(pod, event.tokens)
+
     # --- what pods cache ---------------------------------------------------------------------
 
     def _blocks_stored(self, event: events.BlocksStored, now: float) -> None:
         pod = self._state.table.find(event.pod_id)
         if pod is not None:
             self._heard(pod, now)
-            self._state.registry.stored(pod.slot, event.parent, event.blocks)
+            if self._state.caching:
+                self._state.registry.stored(pod.slot, event.parent, event.blocks)
 
     def _blocks_removed(self, event: events.BlocksRemoved, now: float) -> None:
         pod = self._state.table.find(event.pod_id)
         if pod is not None:
             self._heard(pod, now)
-            self._state.registry.removed(pod.slot, event.blocks)
+            if self._state.caching:
+                self._state.registry.removed(pod.slot, event.blocks)
 
     def _blocks_cleared(self, event: events.BlocksCleared, now: float) -> None:
         pod = self._state.table.find(event.pod_id)
         if pod is not None:
             self._heard(pod, now)
-            self._state.registry.clear(pod.slot)
+            if self._state.caching:
+                self._state.registry.clear(pod.slot)
 
     def _response_stored(self, event: events.ResponseStored, now: float) -> None:
         pod = self._state.table.find(event.pod_id)
@@ -179,7 +189,7 @@ class Observer:
         pod = lease.pod
         if state.table.is_current(pod):
             self._heard(pod, now)
-            if status < 300:
+            if 200 <= status < 300:
                 state.health.succeeded(pod.slot, lease.id, now)
             else:
                 self._judge(pod, lease, _failure_of(status), now)

@@ -24,6 +24,8 @@ START_UNITS = {"bytes": 4.0, "words": 0.75}
 
 _KEEP = 0.97
 _PRIOR_TOKENS = 512.0
+_MIN_WORD_BLOCKS = 4
+"""Shorter ones are not learned from: their words are only known to half a block."""
 _MAX_NAMESPACES = 4096
 _MAX_RATIOS = 1024
 _EMPTY = Chain.of(())
@@ -142,11 +144,14 @@ class Preparer:
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
         """The engine says that the prompt has so many tokens."""
+        ratio = prompt.ratio
         if tokens <= 0 or prompt.units <= 0.0:
             return
-        if prompt.ratio is not None:
-            prompt.ratio.learn(prompt.units, tokens)
-            if not self._words:
+        if self._words and ratio is not self._bytes and prompt.blocks < _MIN_WORD_BLOCKS:
+            return
+        if ratio is not None:
+            ratio.learn(prompt.units, tokens)
+            if ratio is not self._bytes and not self._words:
                 self._bytes.learn(prompt.units, tokens)
         if prompt.blocks:
             block = TOKEN_BLOCK if prompt.ratio is None else self._block
@@ -156,9 +161,17 @@ class Preparer:
     def _unhashed(self, request: RouteRequest) -> Prompt:
         if request.work is not _GENERATE and request.work is not _POOLING:
             return _NO_PROMPT
-        per_token = 4.0 if request.prompt_is_tokens else self._bytes.value
-        size = len(request.prompt)
-        return Prompt(_EMPTY, 0, _NO_NAMESPACE, (size + request.other_bytes) / per_token)
+        size, others = len(request.prompt), request.other_bytes
+        if request.prompt_is_tokens:
+            return Prompt(_EMPTY, 0, _NO_NAMESPACE, (size + others) / 4.0)
+        return Prompt(
+            _EMPTY,
+            0,
+            _NO_NAMESPACE,
+            (size + others) / self._bytes.value,
+            units=0.0 if others else float(size),
+            ratio=self._bytes,
+        )
 
     def _namespace(self, key: tuple[str, bytes, bool]) -> Namespace:
         model, tenant, is_tokens = key

@@ -18,6 +18,7 @@ class Roster:
     def __init__(self, state: State):
         self._state = state
         self._capacities = [0] * state.table.max_pods
+        self._stated_tokens = [0] * state.table.max_pods
         self._next = 0
 
     def capacity_blocks(self, slot: int) -> int:
@@ -67,6 +68,12 @@ class Roster:
         state.rates.forget(fresh.slot)
         state.registry.open_slot(fresh.slot, self._capacities[fresh.slot])
 
+    def state_capacity(self, pod: Pod, tokens: int) -> None:
+        """The engine's own word of its KV capacity, in tokens."""
+        if tokens > 0:
+            self._stated_tokens[pod.slot] = tokens
+            self._resize(pod)
+
     def resize_next(self) -> None:
         """Lets one pod's mirror follow what was learned of tokens per block."""
         table = self._state.table
@@ -80,6 +87,7 @@ class Roster:
         state.health.reset(pod.slot, known=True)
         state.rates.forget(pod.slot)
         state.ledger.recheck(pod.slot)
+        self._stated_tokens[pod.slot] = 0
         self._capacities[pod.slot] = self._wanted(pod)
         state.registry.open_slot(pod.slot, self._capacities[pod.slot])
 
@@ -90,6 +98,10 @@ class Roster:
             self._state.registry.set_capacity(pod.slot, wanted)
 
     def _wanted(self, pod: Pod) -> int:
-        tokens = pod.config.kv_capacity_tokens or self._state.kv_capacity_tokens
+        tokens = (
+            pod.config.kv_capacity_tokens
+            or self._stated_tokens[pod.slot]
+            or self._state.kv_capacity_tokens
+        )
         blocks = round(tokens / self._state.preparer.tokens_per_block)
         return max(1, min(blocks, MAX_CAPACITY_BLOCKS))

@@ -50,6 +50,8 @@ class State:
         ttl_s = config.sessions.ttl_ms / 1e3
         self.sessions = Sessions(self.table, config.sessions.max_sessions, ttl_s)
         self.pins = Pins(self.table, config.sessions.max_sessions, ttl_s)
+        self.caching = cache.enabled
+        """Whether anything is remembered of what pods cache."""
         self.preparer = Preparer(gateway.tokenizer, gateway.block_size, cache.enabled)
         self.registry = PrefixRegistry(cache.max_pods, cache.shards_count)
         self.kv_capacity_tokens = cache.kv_capacity_tokens

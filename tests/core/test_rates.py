@@ -1,0 +1,94 @@
+"""Measured prefill rates: what is learned from first tokens, and who is slow beside its peers."""
+
+from __future__ import annotations
+
+import pytest
+
+from calinix.core.pods import Pod, PodTable
+from calinix.core.rates import PRIOR_TOKENS_PER_S, REQUEST_TOKENS, PrefillRates
+from routing import ask, finish, make_config, make_router, pod_config
+
+
+def table_of(count: int) -> tuple[list[Pod], PrefillRates]:
+    """So many pods and their rates."""
+    table = PodTable(8)
+    pods = [table.place(pod_config(f"p{number}"), "single") for number in range(count)]
+    return pods, PrefillRates(8)
+
+
+def test_a_steady_pod_has_its_rate() -> None:
+    """Work over time, the request's own cost included."""
+    (pod,), rates = table_of(1)
+    assert rates.rate(pod) == PRIOR_TOKENS_PER_S
+    for number in range(50):
+        rates.learn(pod, 1000 - REQUEST_TOKENS, float(number), number + 0.5)
+    assert rates.rate(pod) == pytest.approx(2000)
+    assert rates.measured(pod.slot) == pytest.approx(2000)
+
+
+def test_waiting_behind_others_is_no_slowness() -> None:
+    """Requests dispatched at once and served one after the other show the pod's own pace."""
+    (pod,), rates = table_of(1)
+    for number in range(1, 50):
+        rates.learn(pod, 1000 - REQUEST_TOKENS, 0.0, number * 0.5)
+    assert rates.rate(pod) == pytest.approx(2000)
+
+
+def test_first_tokens_at_one_moment_do_not_spoil_it() -> None:
+    """Batched prefills: zero seconds for some, all of it for one."""
+    (pod,), rates = table_of(1)
+    for batch in range(50):
+        for _ in range(4):
+            rates.learn(pod, 500 - REQUEST_TOKENS, float(batch), batch + 1.0)
+    assert rates.rate(pod) == pytest.approx(2000, rel=0.1)
+
+
+def test_a_change_is_followed() -> None:
+    """A pod that becomes four times slower is known as such within some tens of requests."""
+    (pod,), rates = table_of(1)
+    now = 0.0
+    for seconds in [0.5] * 60 + [2.0] * 40:
+        rates.learn(pod, 1000 - REQUEST_TOKENS, now, now + seconds)
+        now += seconds
+    assert rates.rate(pod) == pytest.approx(500, rel=0.25)
+
+
+def test_an_unmeasured_pod_has_its_pools_rate() -> None:
+    """Nothing known of a pod: the mean of its role; a forgotten pod is one of these."""
+    (one, two), rates = table_of(2)
+    rates.learn(one, 1000 - REQUEST_TOKENS, 0.0, 1.0)
+    assert rates.rate(two) == pytest.approx(1000)
+    assert rates.measured(two.slot) is None
+    rates.forget(one.slot)
+    assert rates.measured(one.slot) is None
+    assert rates.samples(one.slot) == 0
+    assert rates.mean_wait_s(one.slot) == 0
+
+
+def test_a_clock_that_goes_back_teaches_nothing() -> None:
+    """A negative time is not taken in."""
+    (pod,), rates = table_of(1)
+    rates.learn(pod, 1000, 5.0, 4.0)
+    assert rates.measured(pod.slot) is None
+
+
+def test_slow_is_relative_to_the_median_of_the_others() -> None:
+    """Only pods with enough samples, slow enough to matter, and beyond the factor."""
+    pods, rates = table_of(4)
+    for pod, seconds in zip(pods, (10.0, 1.0, 1.2, 0.9), strict=True):
+        for number in range(20):
+            rates.learn(pod, 1000, number * 100.0, number * 100.0 + seconds)
+    slots = [pod.slot for pod in pods]
+    assert rates.slow(slots, 8.0, 0.5, [8.0] * 4) == [0]
+    assert rates.slow(slots, 20.0, 0.5, [8.0] * 4) == []
+    assert rates.slow(slots, 8.0, 11.0, [8.0] * 4) == []
+    assert rates.slow(slots, 8.0, 0.5, [99.0, 8.0, 8.0, 8.0]) == []
+    assert rates.slow([0], 8.0, 0.5, [8.0]) == []
+
+
+def test_rates_learn_from_what_is_seen() -> None:
+    """A streamed answer's first token teaches, one that nobody saw does not."""
+    router = make_router(make_config(1))
+    plan = ask(router, b"x" * 4000, now=1.0, streamed=True)
+    finish(router, plan, now=2.0)
+    assert router.pods()[0].tokens_per_s == pytest.approx(1000 + REQUEST_TOKENS, rel=0.01)
