@@ -156,8 +156,8 @@ async def test_an_open_loop() -> None:
         summary = await run_load(pod.url, shape, plan)
         watcher.cancel()
         assert summary.errors == {}
-        assert 50 < summary.requests < 160
-        assert most > 20
+        assert 60 < summary.requests < 160  # 100 on average: four deviations below
+        assert most > 10
         assert pod.received[0].headers["x-calinix-mode"] == "single"
         assert pod.received[0].headers["authorization"] == "Bearer k"
 

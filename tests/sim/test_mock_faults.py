@@ -148,7 +148,7 @@ async def test_slow_stretches_time() -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         await kit.http(pod.port, "POST", CHAT, HELLO | {"max_tokens": 5})
-        assert 0.38 < loop.time() - begun < 3.0
+        assert 0.38 < loop.time() - begun < 10.0
 
 
 @kit.on_loop

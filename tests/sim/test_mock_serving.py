@@ -25,17 +25,13 @@ def chat(text: str = "Hi", **more: Any) -> bytes:
 @kit.on_loop
 async def test_a_streams_head_comes_long_before_its_first_token() -> None:
     """As in vLLM: status and headers are out while the prompt still waits."""
-    async with MockPod(figures=PodFigures(delay_s=0.3)) as pod:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
+    async with MockPod(figures=PodFigures(delay_s=30.0)) as pod:
         exchange = await kit.Exchange.send(pod.port, chat(max_tokens=1))
         await exchange.read_until(b"\r\n\r\n")
-        assert loop.time() - begun < 0.2
-        assert b"200 OK" in exchange.wire
-        assert b"data:" not in exchange.wire
-        await exchange.read_until(b"data:")
-        assert 0.28 < loop.time() - begun < 2.0
-        assert (await exchange.reply()).complete
+        assert exchange.wire.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert exchange.wire.endswith(b"\r\n\r\n")
+        assert pod.model.running == 1
+        await exchange.leave()
 
 
 @kit.on_loop
@@ -51,7 +47,7 @@ async def test_tokens_come_one_by_one_in_time() -> None:
             assert data
             exchange.wire += data
             reads += 1
-        assert 0.35 < loop.time() - begun < 2.0
+        assert 0.35 < loop.time() - begun < 10.0
         assert reads >= 10
         events = (await exchange.reply()).events()
         assert len(events) == 1 + 20 + 1
@@ -107,16 +103,15 @@ async def test_a_client_that_leaves_frees_its_slot() -> None:
 @kit.on_loop
 async def test_a_slot_that_is_freed_goes_to_the_next() -> None:
     """The request behind one whose client left starts at once, not at that one's end."""
-    async with MockPod(figures=PodFigures(delay_s=0.2)) as pod:
-        stuck = await kit.Exchange.send(pod.port, chat("stuck"))
-        await kit.until(lambda: pod.model.running == 1, "one is in prefill")
+    async with MockPod(figures=PodFigures(prefill_tokens_per_s=100.0)) as pod:
+        long = {"prompt": [7] * 30_000, "max_tokens": 1}
+        stuck = await kit.Exchange.send(pod.port, kit.request_bytes("POST", TEXT, long))
+        await kit.until(lambda: pod.model.running == 1, "five minutes of prefill begin")
         behind = await kit.Exchange.send(pod.port, chat("behind", max_tokens=1))
         await kit.until(lambda: pod.model.waiting == 1, "one waits")
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
         await stuck.leave()
         assert (await behind.reply()).complete
-        assert loop.time() - begun < 0.38
+        assert (pod.served, pod.cancelled) == (1, 1)
 
 
 @kit.on_loop

@@ -171,6 +171,7 @@ class Load:
         self._finished = self.loop.create_future()
         self._closed = False
         self._start_s = 0.0
+        self._next_arrival_s = 0.0  # since the start
         self._timer: asyncio.TimerHandle | None = None
         lines = [b"content-type: application/json", b"host: " + client.host]
         if plan.mode is not None:
@@ -213,29 +214,35 @@ class Load:
         """Sends nothing more; the run ends when what is under way is answered."""
         self._closed = True
 
-    def _may_send(self) -> bool:
+    def _may_send(self, at_s: float) -> bool:
+        """Whether a request that was to go out at `at_s` since the start still belongs to it."""
         plan = self.plan
         enough = plan.requests is not None and self.sent >= plan.requests
-        late = plan.seconds is not None and self.elapsed_s >= plan.seconds
+        late = plan.seconds is not None and at_s >= plan.seconds
         self._closed = self._closed or enough or late
         return not self._closed
 
     def _next_session(self) -> None:
-        if self._may_send():
+        if self._may_send(self.elapsed_s):
             self._send(self.traffic.session())
 
     def _arrive(self) -> None:
-        """One arrival of the open loop, and the timer for the next."""
+        """The arrivals of the open loop that are due, and the timer for the next.
+
+        Times add up from the start: a busy machine delays arrivals but loses none.
+        """
         assert self.plan.rate_per_s is not None
-        if not self._may_send():
-            self._end_if_idle()
-            return
-        if len(self._under_way) < MAX_UNDER_WAY:
-            self._send(self.traffic.session())
-        else:
-            self.not_sent += 1
-        gap_s = self.traffic.gap_s(self.plan.rate_per_s)
-        self._timer = self.loop.call_later(gap_s, self._arrive)
+        while self._next_arrival_s <= self.elapsed_s:
+            if not self._may_send(self._next_arrival_s):
+                self._end_if_idle()
+                return
+            if len(self._under_way) < MAX_UNDER_WAY:
+                self._send(self.traffic.session())
+            else:
+                self.not_sent += 1
+            self._next_arrival_s += self.traffic.gap_s(self.plan.rate_per_s)
+        delay_s = self._next_arrival_s - self.elapsed_s
+        self._timer = self.loop.call_later(delay_s, self._arrive)
 
     def _send(self, session: Session) -> None:
         self.sent += 1
@@ -260,7 +267,7 @@ class Load:
         session = shot.session
         if error is None and session.turn + 1 < self.traffic.shape.turns:
             session.answered(shot.text())
-            if self._may_send():
+            if self._may_send(self.elapsed_s):
                 self._send(session)
         elif self.plan.rate_per_s is None:
             # A target that refuses at once must not turn this into a loop without a pause.
@@ -275,7 +282,8 @@ class Load:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        self._may_send()
+        if self.plan.rate_per_s is None:
+            self._may_send(self.elapsed_s)
         if self._closed and not self._under_way and not self._finished.done():
             self._finished.set_result(None)
 
