@@ -64,7 +64,7 @@ def test_slot_sets_are_bounded() -> None:
         found = table.slot_set(members)
         assert found.count == members.bit_count()
         assert found.index(found.slots[-1]) == found.count - 1
-    assert len(table._slot_sets) <= 1024
+    assert len(table.slot_sets) <= 1024
 
 
 def test_more_pods_than_slots() -> None:

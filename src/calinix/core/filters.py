@@ -70,7 +70,7 @@ def imbalance(state: State, request: RouteRequest, choice: Choice) -> HostBitmap
         return choice.candidates  # whatever the mean is
     assert among is not None
     assert inflight is not None
-    bound = rule.factor * (inflight.dot(among.ones).item() / among.count) + rule.offset
+    bound = rule.factor * float(inflight.dot(among.ones)) / among.count + rule.offset
     if choice.busiest <= bound:
         return choice.candidates
     kept = 0

@@ -90,10 +90,6 @@ class Ledger:
         """Whether no open lease speaks of the slot."""
         return not self._holders[slot]
 
-    def next_id(self) -> int:
-        """The id that the next lease will get."""
-        return self._last_id + 1
-
     def open(
         self,
         pod: Pod,
@@ -106,8 +102,8 @@ class Ledger:
         explanation: Explanation,
     ) -> Lease:
         """Takes the load; token counts are rounded to whole tokens."""
-        tokens = float(round(prefill_tokens))
-        output = float(round(decode_tokens))
+        tokens = float(int(prefill_tokens + 0.5))
+        output = float(int(decode_tokens + 0.5))
         self._last_id += 1
         lease = Lease(
             self._last_id,

@@ -205,8 +205,9 @@ class Observer:
         why.status = event.status or None
         why.failure = event.failure.value
         self._withdraw(lease)
-        pod = lease.prefill if event.leg == "prefill" and lease.prefill is not None else lease.pod
-        if state.table.is_current(pod):
+        # After a decode pod was picked anew, the lease does not speak of the prefill pod.
+        pod = lease.prefill if event.leg == "prefill" else lease.pod
+        if pod is not None and state.table.is_current(pod):
             if event.failure in _ANSWERED:
                 self._heard(pod, now)
             self._judge(pod, lease, event.failure, now)

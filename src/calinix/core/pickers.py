@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from calinix.core import bitmap
 from calinix.core.choice import Choice, Picker
+from calinix.core.columns import Floats
 from calinix.core.pods import SlotSet
 from calinix.core.requests import RouteRequest
 from calinix.core.state import State
@@ -23,7 +24,7 @@ def best(state: State, request: RouteRequest, choice: Choice) -> int:
     assert among is not None
     assert inflight is not None
     if among.count <= _FEW:
-        return _best_of_few(state, among, scores.tolist(), inflight.tolist())
+        return _best_of_few(state, among, scores.tolist(), inflight)
     top = scores.argmax()
     # Beside an array of one element comparing is twice as fast as beside a number.
     tied = (scores == scores[top : top + 1]).nonzero()[0]
@@ -38,7 +39,7 @@ def best(state: State, request: RouteRequest, choice: Choice) -> int:
     return int(tied[int(state.rng.random() * len(tied))])
 
 
-def _best_of_few(state: State, among: SlotSet, scores: list[float], inflight: list[float]) -> int:
+def _best_of_few(state: State, among: SlotSet, scores: list[float], inflight: Floats) -> int:
     """The same, in half the time where there are few candidates."""
     top = max(scores)
     if scores.count(top) == 1:
@@ -47,8 +48,9 @@ def _best_of_few(state: State, among: SlotSet, scores: list[float], inflight: li
     if state.deterministic:
         ranks, slots = state.table.ranks, among.slots
         return min(tied, key=lambda place: ranks.item(slots.item(place)))
-    least = min([inflight[place] for place in tied])
-    tied = [place for place in tied if inflight[place] == least]
+    loads = inflight.tolist()
+    least = min([loads[place] for place in tied])
+    tied = [place for place in tied if loads[place] == least]
     return tied[int(state.rng.random() * len(tied))]
 
 

@@ -55,7 +55,8 @@ def choose(
 
 def _look(state: State, choice: Choice) -> SlotSet:
     """Takes the candidates' load."""
-    among = choice.among = state.table.slot_set(choice.candidates)
+    candidates, table = choice.candidates, state.table
+    among = choice.among = table.slot_sets.get(candidates) or table.slot_set(candidates)
     inflight = choice.inflight = state.ledger.inflight[among.slots]
     choice.busiest = inflight.item(inflight.argmax())
     return among

@@ -73,7 +73,8 @@ class PodTable:
         self.any_model: HostBitmap = 0
         """The configured pods that serve every model."""
         self._by_model: dict[str, HostBitmap] = {}
-        self._slot_sets: dict[HostBitmap, SlotSet] = {}
+        self.slot_sets: dict[HostBitmap, SlotSet] = {}
+        """The sets that `slot_set` has made; bounded."""
         self.who: tuple[Pod | None, ...] = tuple(self.at)
         """Pod by slot, as a value that does not change with the table."""
         self.version = 0
@@ -104,12 +105,12 @@ class PodTable:
 
     def slot_set(self, members: HostBitmap) -> SlotSet:
         """The arrays of a set of slots; made once per set."""
-        found = self._slot_sets.get(members)
+        found = self.slot_sets.get(members)
         if found is None:
-            if len(self._slot_sets) >= _MAX_SLOT_SETS:
-                self._slot_sets.clear()
+            if len(self.slot_sets) >= _MAX_SLOT_SETS:
+                self.slot_sets.clear()
             slots = bitmap.to_array(members)
-            found = self._slot_sets[members] = SlotSet(
+            found = self.slot_sets[members] = SlotSet(
                 members, len(slots), slots, slots.astype(np.int32), np.ones(len(slots))
             )
         return found
