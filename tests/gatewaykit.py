@@ -64,7 +64,9 @@ class RawPod:
         if head.startswith(b"GET /health "):
             self.probes.append(head)
             status = b"200 OK" if self.healthy else b"503 Service Unavailable"
-            writer.write(answer(b"", status=status))
+            # Not kept, so that a test knows which connections carry its requests.
+            writer.write(answer(b"", status=status, headers=b"connection: close\r\n"))
+            writer.close()
             return
         self.requests.append(request)
         if head.startswith(b"GET /v1/models "):
@@ -162,18 +164,38 @@ async def raw_pod(script: Script = whole_answer) -> AsyncIterator[RawPod]:
         await pod.close()
 
 
-def config_of(
-    extra: dict[str, Any] | None = None, /, **pods: str | RawPod | dict[str, Any]
+PodKeys = str | RawPod | dict[str, Any]
+"""A url, a pod, or the pod's keys."""
+
+
+def config_of(extra: dict[str, Any] | None = None, /, **pods: PodKeys) -> dict[str, Any]:
+    """Round robin over these single pods, rare probes."""
+    base = {"upstreams": {"single": {"pods": _entries(pods)}}, **QUIET, **ROUND_ROBIN}
+    return merged(base, extra or {})
+
+
+def dispatch_of(
+    prefill: dict[str, PodKeys], decode: dict[str, PodKeys], extra: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Round robin over these single pods (a url, a RawPod or the pod's keys), rare probes."""
+    """Round robin over these prefill and decode pods, protocol plain, rare probes."""
+    groups = {"prefill": {"pods": _entries(prefill)}, "decode": {"pods": _entries(decode)}}
+    base = {"upstreams": {"dispatch": groups}, **QUIET, **ROUND_ROBIN}
+    return merged(base, extra or {})
+
+
+def _entries(pods: dict[str, PodKeys]) -> list[dict[str, Any]]:
     entries = []
     for name, pod in pods.items():
-        keys = pod if isinstance(pod, dict) else {}
-        url = pod.url if isinstance(pod, RawPod) else pod
-        entries.append({"id": name, "url": url, **keys} if isinstance(url, str) else
-                       {"id": name, **keys})  # fmt: skip
-    base = {"upstreams": {"single": {"pods": entries}}, **QUIET, **ROUND_ROBIN}
-    return merged(base, extra or {})
+        if isinstance(pod, dict):
+            entries.append({"id": name, **pod})
+        else:
+            entries.append({"id": name, "url": pod.url if isinstance(pod, RawPod) else pod})
+    return entries
+
+
+def chat_body(text: str = "Say something.", **more: object) -> dict[str, Any]:
+    """A chat request's body."""
+    return {"model": "mock", "messages": [{"role": "user", "content": text}], **more}
 
 
 def fields_of(request: bytes) -> list[tuple[str, str]]:
