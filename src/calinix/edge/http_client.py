@@ -417,8 +417,10 @@ def read_pod_url(url: str) -> tuple[str, int, bool, bytes, bytes]:
     secure = parts.scheme == "https"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError([f"{url}: not an http(s) URL with a host"])
-    if parts.username is not None or parts.query or parts.fragment or not url.isascii():
+    if parts.username is not None or "?" in url or "#" in url:
         raise ConfigError([f"{url}: a pod's URL has neither credentials nor a query"])
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ConfigError([f"{url!r}: a pod's URL is of visible ASCII characters"])
     host = parts.netloc.encode("ascii")
     prefix = parts.path.rstrip("/").encode("ascii")
     return parts.hostname, port or (443 if secure else 80), secure, host, prefix

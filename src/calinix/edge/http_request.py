@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from calinix.edge.http_strict import (
     connection_tokens,
     first_values,
     has_too_many_fields,
+    is_token,
     keeps_alive,
     read_request_line,
 )
@@ -35,6 +37,9 @@ from calinix.errors import BadRequest, HeadersTooLarge, HttpError, PayloadTooLar
 if TYPE_CHECKING:
     from calinix.edge.http_server import ServerConnection
 
+SEEN_HEAD_BYTES = 4096
+"""Longer heads are judged each time: one is kept per connection."""
+_LENGTH_DIGITS = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})\r\n").search
 HELD_BODY_BYTES = 1 << 30
 """Request bodies that one server holds at a time, over all its connections."""
 
@@ -49,25 +54,72 @@ class BodyBudget:
         self.max_bytes = max_bytes
 
 
+class RequestHead:
+    """A request's head as judged. Requests whose heads are alike share one."""
+
+    __slots__ = (
+        "fields", "http_minor", "keep_alive", "memo", "method", "path", "query", "target", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self, line: RequestLine, fields: Fields, values: dict[bytes, bytes], keep_alive: bool
+    ):
+        self.method, self.target, self.path, self.query, self.http_minor = line
+        self.fields = fields
+        """Names are lower-cased."""
+        self.values = values
+        """The first value of each header name."""
+        self.keep_alive = keep_alive
+        self.memo: object = None
+        """What the handler makes of the head alone: kept here, it is made once."""
+
+
 class Request(msgspec.Struct, frozen=True, eq=False):
-    """One whole request. Header names are lower-cased; `received_at` is its first byte's time."""
+    """One whole request; `received_at` is its first byte's time."""
 
     conn: ServerConnection
-    method: str
-    target: bytes
-    path: str
-    query: bytes
-    headers: Fields
+    head: RequestHead
     body: bytes
-    http_minor: int
-    keep_alive: bool
     received_at: float
-    values: dict[bytes, bytes]
-    """The first value of each header name."""
+
+    @property
+    def method(self) -> str:
+        """In upper case."""
+        return self.head.method
+
+    @property
+    def target(self) -> bytes:
+        """As it was sent."""
+        return self.head.target
+
+    @property
+    def path(self) -> str:
+        """Of the target, as it was sent."""
+        return self.head.path
+
+    @property
+    def query(self) -> bytes:
+        """Of the target, without the question mark."""
+        return self.head.query
+
+    @property
+    def headers(self) -> Fields:
+        """Names are lower-cased."""
+        return self.head.fields
+
+    @property
+    def http_minor(self) -> int:
+        """1 for HTTP/1.1, 0 for HTTP/1.0."""
+        return self.head.http_minor
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the client lets the connection outlive the answer."""
+        return self.head.keep_alive
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of the header with this lower-case name."""
-        return self.values.get(name)
+        return self.head.values.get(name)
 
 
 class RequestReader:
@@ -89,12 +141,13 @@ class RequestReader:
         self._rest = b""  # bytes that wait until `ready` has room
         self._ended = False  # the client said it sends no more, or what it sent was refused
         self._skipped_line = False
-        # The head of the request whose body is still to come.
+        # The head of the request whose body is still to come, or that came last.
         self._fields: Fields = []
         self._head_complete = False
-        self._first_line: RequestLine = ("", b"", "", b"", 1)
-        self._values: dict[bytes, bytes] = {}
-        self._keep_alive = True
+        self._head: RequestHead | None = None
+        self._seen = b""  # its bytes, and the same without the digits of its length
+        self._seen_key = b""
+        self._length = 0  # of its body; -1: chunked
         # Its body.
         self._body: BytesIO | ChunkedReader | None = None
         self._left = 0  # bytes still to come, where the length is known
@@ -185,7 +238,7 @@ class RequestReader:
                     self._rest = data
                     return b""
             self.began_at = now
-            if not 65 <= data[0] <= 90:
+            if not is_token(data[:1]):
                 raise BadRequest("the first byte does not begin a request")
         try:
             found = self._partial.push(data)
@@ -202,14 +255,39 @@ class RequestReader:
         return rest
 
     def _begin(self, head: bytes) -> int:
-        """Judge a whole head. Returns its body's length, -1 for a chunked one."""
+        """Judge a whole head. Returns its body's length, -1 for a chunked one.
+
+        A kept-alive client repeats its head, but for the length of the body: what was judged good
+        once is not judged again.
+        """
+        if head == self._seen:
+            return self._length
+        key = b""
+        if len(head) <= SEEN_HEAD_BYTES and (found := _LENGTH_DIGITS(head)) is not None:
+            key = head[: found.start(1)] + head[found.end(1) :]
+            if key == self._seen_key:
+                length = int(found[1])
+                if length > self._limits.body_bytes:
+                    raise self._too_large()
+                self._seen, self._length = head, length
+                return length
+        self._length = self._judge(head)
+        if len(head) <= SEEN_HEAD_BYTES:
+            self._seen, self._seen_key = head, key
+        else:
+            self._seen = self._seen_key = b""
+        return self._length
+
+    def _judge(self, head: bytes) -> int:
+        """The same for a head that was not seen before."""
         line = head[: head.find(CRLF)]
         read_line = cached_request_line if len(line) <= CACHED_LINE_BYTES else read_request_line
-        self._first_line = first_line = read_line(line)
+        first_line = read_line(line)
         minor = first_line[4]
         if has_too_many_fields(head):
             raise HeadersTooLarge(f"more than {MAX_FIELDS} header fields")
-        self._fields = fields = []
+        fields: Fields = []
+        self._fields = fields
         self._head_complete = False
         try:
             httptools.HttpRequestParser(self).feed_data(head)
@@ -221,14 +299,15 @@ class RequestReader:
             raise HeadersTooLarge(f"more than {MAX_FIELDS} header fields")
         if not self._head_complete:
             raise FramingError("the head does not end where it seems to")
-        self._values = values = first_values(fields)
+        values = first_values(fields)
         check_host(minor, values.get(b"host"))
         length = body_length(minor, values)
-        self._keep_alive = keeps_alive(minor, values, fields)
+        keep_alive = keeps_alive(minor, values, fields)
         if b"upgrade" in values:
             _refuse_upgrade(values[b"upgrade"], fields)
         if b"expect" in values and values[b"expect"].lower() != b"100-continue":
             raise ExpectationError("only `expect: 100-continue` is understood")
+        self._head = RequestHead(first_line, fields, values, keep_alive)
         if length is None:
             return 0
         if length > self._limits.body_bytes:
@@ -239,7 +318,9 @@ class RequestReader:
         """Go on with a body that did not come whole in the head's own read."""
         self._left = length
         self._body = BytesIO() if length > 0 else ChunkedReader()
-        self.continue_due = b"expect" in self._values and self._first_line[4] == 1
+        head = self._head
+        assert head is not None
+        self.continue_due = b"expect" in head.values and head.http_minor == 1
 
     def _take_body(self, body: BytesIO | ChunkedReader, data: bytes) -> bytes:
         self.continue_due = False
@@ -265,27 +346,14 @@ class RequestReader:
 
     def _finish(self, body: bytes, rest: bytes) -> bytes:
         """The request is whole; its bytes stay in the budget until it has been answered."""
-        method, target, path, query, minor = self._first_line
-        self.ready.append(
-            Request(
-                self._conn,
-                method,
-                target,
-                path,
-                query,
-                self._fields,
-                body,
-                minor,
-                self._keep_alive,
-                self.began_at,
-                self._values,
-            )
-        )
+        head = self._head
+        assert head is not None
+        self.ready.append(Request(self._conn, head, body, self.began_at))
         self._body = None
         self._held = 0
         self.began_at = 0.0
         self._skipped_line = False
-        if self._keep_alive:
+        if head.keep_alive:
             return rest
         self._ended = True
         return b""

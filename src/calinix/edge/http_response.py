@@ -22,6 +22,8 @@ MAX_INTERIM = 8
 CHUNK_FRAMING_BYTES = 12
 """Size line and CRLFs of a chunk without extensions, at most (eight hex digits)."""
 
+_PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
+"""The second, of a 101, is not one of the first."""
 _CHUNKED, _UNTIL_EOF = -1, -2
 _REASON_BYTES = bytes((9, *range(0x20, 0x7F), *range(0x80, 0x100)))
 
@@ -165,7 +167,7 @@ class ResponseReader:
         assert parser is not None
         try:
             parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except _PARSER_ERRORS as error:
             self.reusable = False
             if not self._complete:
                 self.fault = _reason_of(error)
@@ -201,7 +203,7 @@ class ResponseReader:
             self.fault = f"the response head is over {self._max_head_bytes} bytes"
         except FramingError as error:
             self.fault = str(error)
-        except httptools.HttpParserError as error:
+        except _PARSER_ERRORS as error:
             self.fault = _reason_of(error)
         if not data or self.head is None:
             return
@@ -223,13 +225,14 @@ class ResponseReader:
         return self._partial.push(data)
 
     def _judge(self, head: bytes) -> None:
-        """Parse a whole head. Raises FramingError, HttpParserError."""
+        """Parse a whole head. Raises FramingError and what the parser raises."""
         minor = 1 if head.startswith(b"HTTP/1.1 ") else 0
         if not minor and not head.startswith(b"HTTP/1.0 "):
             raise FramingError("not an HTTP/1.1 response")
         if has_too_many_fields(head):
             raise FramingError(f"more than {MAX_FIELDS} header fields")
-        self._fields = fields = []
+        fields: Fields = []
+        self._fields = fields
         self._reason = b""
         self._head_complete = self._complete = False
         parser = self._parser
@@ -273,6 +276,6 @@ class ResponseReader:
         )
 
 
-def _reason_of(error: httptools.HttpParserError) -> str:
+def _reason_of(error: Exception) -> str:
     cause = error.__context__
     return str(cause) if isinstance(cause, FramingError) else str(error)

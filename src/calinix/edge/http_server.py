@@ -14,7 +14,7 @@ import ssl as ssl_module
 from typing import Protocol, cast
 
 from calinix.config import Limits, Timeouts
-from calinix.edge.http_request import BodyBudget, Request, RequestReader
+from calinix.edge.http_request import BodyBudget, Request, RequestHead, RequestReader
 from calinix.edge.http_strict import OverloadedError
 from calinix.edge.http_wire import (
     CHUNKED_LINE,
@@ -28,7 +28,14 @@ from calinix.edge.http_wire import (
 )
 from calinix.errors import HttpError, RequestTimeout
 
-__all__ = ["HttpServer", "Request", "RequestHandler", "ResponseStream", "ServerConnection"]
+__all__ = [
+    "HttpServer",
+    "Request",
+    "RequestHandler",
+    "RequestHead",
+    "ResponseStream",
+    "ServerConnection",
+]
 
 WRITE_HIGH_WATER_BYTES = 256 * 1024
 COPY_BYTES = 16 * 1024
@@ -117,7 +124,7 @@ class ServerConnection(asyncio.Protocol):
             length, body = b"", b""
         else:
             length = b"content-length: %d\r\n" % len(body)
-            if request.method == "HEAD":
+            if request.head.method == "HEAD":
                 body = b""
         self._started = True
         self._send(b"%b%b%b%b\r\n" % (status_line(status), headers, length, close), body)
@@ -139,10 +146,10 @@ class ServerConnection(asyncio.Protocol):
             pass
         elif content_length is not None:
             framing = b"content-length: %d\r\n" % content_length
-        elif request.http_minor == 1:
+        elif request.head.http_minor == 1:
             self._chunked = True
             framing = CHUNKED_LINE
-        self._bodiless = bodiless or request.method == "HEAD"
+        self._bodiless = bodiless or request.head.method == "HEAD"
         if not framing and not bodiless:
             self._keep = False
         close = self._ends_with(request)
@@ -361,11 +368,11 @@ class ServerConnection(asyncio.Protocol):
 
     def _ends_with(self, request: Request) -> bytes:
         """The Connection line of the answer, having settled whether the connection stays."""
-        if not request.keep_alive or self._server.draining:
+        if not request.head.keep_alive or self._server.draining:
             self._keep = False
         if not self._keep:
             return CLOSE_LINE
-        return b"" if request.http_minor else KEEP_ALIVE_LINE
+        return b"" if request.head.http_minor else KEEP_ALIVE_LINE
 
     def _send(self, head: bytes, body: bytes) -> None:
         transport = self._transport
@@ -432,7 +439,7 @@ class ServerConnection(asyncio.Protocol):
         transport, request = self._transport, self._request
         if transport is None or request is None or transport.is_closing():
             return
-        if delay_s == GONE_CHECK_S and not self._started and request.http_minor == 1:
+        if delay_s == GONE_CHECK_S and not self._started and request.head.http_minor == 1:
             transport.write(CONTINUE)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

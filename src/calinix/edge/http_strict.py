@@ -25,7 +25,7 @@ SINGLE_FIELDS = frozenset({b"host", b"content-length", b"transfer-encoding"})
 
 _VISIBLE = bytes(range(0x21, 0x7F))
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%!$&'()*+;=-]+)(?::[0-9]*)?").fullmatch
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
+is_token = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)(/[^?]*)?(?:\?(.*))?", re.IGNORECASE).fullmatch
 
 Fields = list[tuple[bytes, bytes]]
@@ -81,7 +81,7 @@ def read_request_line(line: bytes) -> RequestLine:
         raise BadRequest("the request line does not end in an HTTP version")
     method = METHODS.get(parts[0])
     if method is None:
-        if _TOKEN(parts[0]):
+        if is_token(parts[0]):
             raise NotServedError("this method is not served")
         raise BadRequest("the method is not a token")
     path, query = split_target(method, parts[1])

@@ -26,8 +26,16 @@ FREE_FRAMING_BYTES = 256 * 1024
 """Framing that a chunked body may carry beyond its own length, so that a body cannot be sent a
 byte a chunk for ever."""
 
+_RENAMED = {
+    413: "Content Too Large",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
+}
+"""RFC 9110 renamed these; older Pythons have the old names."""
 _STATUS_LINES = {
-    int(status): b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode("ascii"))
+    int(status): b"HTTP/1.1 %d %b\r\n"
+    % (status, _RENAMED.get(int(status), status.phrase).encode("ascii"))
     for status in HTTPStatus
 }
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e]*)?").fullmatch
