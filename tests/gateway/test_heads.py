@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from calinix import headers as h
 from calinix.config import PodConfig
 from calinix.core.pods import Pod
+from calinix.core.prompt import Endpoint
 from calinix.core.requests import RoutePlan
+from calinix.edge.http_server import RequestHead
 from calinix.gateway.heads import (
+    ClientHead,
     PodAddress,
     RequestIds,
     client_lines,
@@ -35,7 +38,20 @@ def fields(lines: bytes) -> Fields:
 
 def passed(sent: Fields) -> Fields:
     """What of a client's headers goes to a pod, without the trace context of ours."""
-    return [pair for pair in fields(client_lines(sent, RequestIds())) if pair[0] != b"traceparent"]
+    return [pair for pair in to_pod(sent) if pair[0] != b"traceparent"]
+
+
+def to_pod(sent: Fields, ids: RequestIds | None = None) -> Fields:
+    """The header lines that a pod gets of a client's headers, a trace context of ours included."""
+    lines, traced = client_lines(sent)
+    return fields(lines if traced else lines + (ids or RequestIds()).traceparent_line())
+
+
+def client_of(method: str, target: bytes, sent: Fields, *, forward: bool = False) -> ClientHead:
+    """What the gateway makes of a client's head."""
+    path = target.partition(b"?")[0].decode()
+    head = RequestHead((method, target, path, b"", 1), sent, dict(sent), keep_alive=True)
+    return ClientHead(head, Endpoint.CHAT, path, None, forward)
 
 
 def plan(**changed: Any) -> RoutePlan:
@@ -117,9 +133,9 @@ def test_headers_named_by_connection_stay_on_their_hop(lines: list[bytes]) -> No
 def test_a_valid_trace_context_is_passed_on() -> None:
     """One good traceparent goes to the pod with its tracestate, and none is added."""
     sent = [(b"traceparent", TRACE), (b"tracestate", b"vendor=1")]
-    assert fields(client_lines(sent, RequestIds())) == sent
+    assert to_pod(sent) == sent
     later = [(b"traceparent", b"01" + TRACE[2:] + b"-more")]
-    assert fields(client_lines(later, RequestIds())) == later
+    assert to_pod(later) == later
 
 
 @pytest.mark.parametrize(
@@ -138,7 +154,7 @@ def test_a_valid_trace_context_is_passed_on() -> None:
 )
 def test_no_or_a_bad_trace_context_is_made_anew(sent: Fields) -> None:
     """The pod gets exactly one valid traceparent, and no state of a trace that ended here."""
-    got = fields(client_lines([(b"x-kept", b"1"), *sent], RequestIds()))
+    got = to_pod([(b"x-kept", b"1"), *sent])
     assert [name for name, _ in got] == [b"x-kept", b"traceparent"]
     assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-01", got[1][1])
     assert b"-" + b"0" * 16 not in got[1][1]
@@ -148,8 +164,8 @@ def test_no_or_a_bad_trace_context_is_made_anew(sent: Fields) -> None:
 def test_every_trace_is_another() -> None:
     """Traces made for different requests differ, in one process and between two."""
     ids = RequestIds()
-    made = {client_lines([], ids) for _ in range(50)}
-    made.add(client_lines([], RequestIds()))
+    made = {ids.traceparent_line() for _ in range(50)}
+    made.add(RequestIds().traceparent_line())
     assert len(made) == 51
 
 
@@ -193,31 +209,38 @@ def test_what_a_plan_says_of_itself() -> None:
 def test_a_request_head_to_the_byte() -> None:
     """Method, prefix and target, the pod's host, then the lines as they are given."""
     address = PodAddress(b"pod:8000", b"/prefix", None)
-    head = request_head("POST", b"/v1/x?y=1", address, b"", b"a: b\r\n", b"c: d\r\n", 12)
+    client = client_of("POST", b"/v1/x?y=1", [(b"a", b"b")])
+    head = request_head(client, address, b"t: u\r\n", b"c: d\r\n", 12)
     assert head == (
-        b"POST /prefix/v1/x?y=1 HTTP/1.1\r\nhost: pod:8000\r\na: b\r\nc: d\r\n"
+        b"POST /prefix/v1/x?y=1 HTTP/1.1\r\nhost: pod:8000\r\na: b\r\nt: u\r\nc: d\r\n"
         b"content-length: 12\r\n\r\n"
     )
-    bare = request_head("GET", b"/", PodAddress(b"p", b"", None), b"", b"", b"", None)
+    bare = request_head(client_of("GET", b"/", []), PodAddress(b"p", b"", None), b"", b"", 0)
     assert bare == b"GET / HTTP/1.1\r\nhost: p\r\n\r\n"
+    empty = request_head(client_of("POST", b"/", []), PodAddress(b"p", b"", None), b"", b"", 0)
+    assert empty == b"POST / HTTP/1.1\r\nhost: p\r\ncontent-length: 0\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("pod_key", "client_line", "sent"),
+    ("pod_key", "client_key", "forward", "sent"),
     [
-        ("pod", b"authorization: Bearer client\r\n", [(b"authorization", b"Bearer pod")]),
-        ("pod", b"", [(b"authorization", b"Bearer pod")]),
-        (None, b"authorization: Basic c\r\n", [(b"authorization", b"Basic c")]),
-        (None, b"", []),
+        ("pod", b"Bearer client", True, b"Bearer pod"),
+        ("pod", None, True, b"Bearer pod"),
+        ("pod", b"Bearer client", False, b"Bearer pod"),
+        (None, b"Basic c", True, b"Basic c"),
+        (None, b"Basic c", False, None),
+        (None, None, True, None),
     ],
 )
 def test_the_pods_own_key_goes_before_the_clients(
-    pod_key: str | None, client_line: bytes, sent: Fields
+    pod_key: str | None, client_key: bytes | None, forward: bool, sent: bytes | None
 ) -> None:
     """One authorization header at most; a pod with a key of its own gets that one."""
     address = PodAddress(b"p", b"", pod_key)
-    head = request_head("GET", b"/", address, client_line, b"", b"", None)
-    assert fields(head.split(b"\r\n", 2)[2][:-2]) == sent
+    given_ = [] if client_key is None else [(b"authorization", client_key)]
+    head = request_head(client_of("GET", b"/", given_, forward=forward), address, b"", b"", 0)
+    expected = [] if sent is None else [(b"authorization", sent)]
+    assert fields(head.split(b"\r\n", 2)[2][:-2]) == expected
 
 
 def test_what_a_client_gets_of_a_pods_head() -> None:

@@ -1,0 +1,139 @@
+"""Request bodies: untouched byte for byte, but for what would steer a KV transfer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+import kit
+from fleets import gateway_of
+from gatewaykit import body_of, config_of, raw_pod
+
+ENDPOINTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/rerank": {"query": "q", "documents": ["d"]},
+    "/score": {"text_1": "a", "text_2": "b"},
+    "/classify": {"input": "Hi"},
+    "/pooling": {"input": "Hi"},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [1]},
+    "/custom": {"anything": True},
+}
+# Each would reach an engine as a transfer field, whatever its spelling.
+STEERING = {
+    "plain": b'"kv_transfer_params":{"remote_host":"evil"}',
+    "null": b'"kv_transfer_params":null',
+    "escaped": rb'"kv\u005ftransfer_params":{"remote_host":"evil"}',
+    "all-escaped": b'"'
+    + b"".join(b"\\u%04x" % byte for byte in b"kv_transfer_params")
+    + b'":{"remote_host":"evil"}',
+    "twice": b'"kv_transfer_params":1,"kv_transfer_params":{"remote_host":"evil"}',
+    "ec": b'"ec_transfer_params":{"remote_host":"evil"}',
+    "bootstrap": b'"bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":2',
+    "bootstrap-unknown": b'"bootstrap_of_tomorrow":"evil"',
+    "extra-arguments": b'"vllm_xargs":{"kv_transfer_params":{"remote_host":"evil"},"kept":1}',
+    "extra-arguments-escaped": rb'"vllm\u005fxargs":{"bootstrap\u005fhost":"evil","kept":1}',
+    "extra-arguments-twice": b'"vllm_xargs":{"kept":1},"vllm_xargs":{"bootstrap_room":"evil"}',
+}
+UNTOUCHED = [
+    b'{ "prompt" : "Hi" ,\r\n "x":1.50, "y":[ 1,2 ] ,"z":"\\u00e9" }',
+    b'{"prompt":"Hi","prompt":"Ho","x":9007199254740993,"y":1e400,"z":-0.0}',
+    '{"prompt":"Grüße 你好 👋 \\ud83d\\udc4b","stop":["\\n"]}'.encode(),
+    b'{"prompt":"kv_transfer_params bootstrap_host","metadata":{"kv_transfer_params":1}}',
+    b'{"prompt":"Hi","vllm_xargs":{"kept" : 1}}',
+    b'\t{"prompt":[1,2,3]}\n',
+]
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@kit.on_loop
+async def test_transfer_fields_never_reach_a_pod(path: str) -> None:
+    """However spelled and wherever an engine would look for them, on every path that takes JSON."""
+    extra = {"gateway": {"passthroughPaths": ["/custom"]}}
+    async with raw_pod() as pod, gateway_of(config_of(extra, p=pod)) as app:
+        good = msgspec.json.encode({"model": "mock", **ENDPOINTS[path]})
+        for name, steering in STEERING.items():
+            for body in (good[:-1] + b"," + steering + b"}", b"{" + steering + b"," + good[1:]):
+                pod.requests.clear()
+                reply = await kit.http(app.server.port, "POST", path, body)
+                assert reply.status == 200, (name, reply.body)
+                sent = msgspec.json.decode(body_of(pod.requests[0]))
+                kept = sent.pop("vllm_xargs", {})
+                assert sent == msgspec.json.decode(good), name
+                assert kept in ({}, {"kept": 1}), name
+
+
+@pytest.mark.parametrize("body", UNTOUCHED)
+@kit.on_loop
+async def test_other_bodies_pass_byte_for_byte(body: bytes) -> None:
+    """Spacing, number forms, escapes, duplicate keys: what is not stripped is not touched."""
+    async with raw_pod() as pod, gateway_of(config_of(p=pod)) as app:
+        for path in ("/v1/completions", "/tokenize"):
+            reply = await kit.http(app.server.port, "POST", path, body)
+            assert reply.status == 200, reply.body
+        assert [body_of(request) for request in pod.requests] == [body, body]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"kv_transfer_params":{"remote_host":"evil"}}'.encode("utf-16"),
+        '{"kv_transfer_params":{"remote_host":"evil"}}'.encode("utf-32-le"),
+        '{"kv_transfer_params":{"remote_host":"evil"}}'.encode("utf-8-sig"),
+        b'{"kv_transfer_params":{"remote_host":"evil"}',
+        b'  \x00{"kv_transfer_params":1}',
+    ],
+)
+@kit.on_loop
+async def test_json_in_disguise_is_refused(body: bytes) -> None:
+    """What an engine might read as JSON and we cannot is a 400, on every path."""
+    async with raw_pod() as pod, gateway_of(config_of(p=pod)) as app:
+        for path in ("/v1/completions", "/tokenize", "/score"):
+            reply = await kit.http(app.server.port, "POST", path, body)
+            assert reply.status == 400, path
+            assert reply.json()["error"]["type"] == "invalid_request_error"
+        assert not pod.requests
+
+
+@kit.on_loop
+async def test_sizes() -> None:
+    """A body of megabytes passes whole and is forgotten after; one over the limit is a 413."""
+    extra = {"gateway": {"limits": {"bodyBytes": 4_000_000}}}
+    async with raw_pod() as pod, gateway_of(config_of(extra, p=pod)) as app:
+        text = "x" * 3_900_000
+        reply = await kit.http(app.server.port, "POST", "/v1/completions", {"prompt": text})
+        assert reply.status == 200
+        assert msgspec.json.decode(body_of(pod.requests[0])) == {"prompt": text}
+        reply = await kit.http(app.server.port, "POST", "/v1/completions", {"prompt": text * 2})
+        assert reply.status == 413
+        assert len(pod.requests) == 1
+        assert app.server.budget.held_bytes == 0
+
+
+@kit.on_loop
+async def test_what_is_wrong_with_a_body_is_said() -> None:
+    """400 in OpenAI's shape, with the field to blame and the request's id; no pod is asked."""
+    async with raw_pod() as pod, gateway_of(config_of(p=pod)) as app:
+        for path, body, param in [
+            ("/v1/chat/completions", b"", None),
+            ("/v1/chat/completions", b"[]", None),
+            ("/v1/chat/completions", b"{}", "messages"),
+            ("/v1/completions", b'{"prompt":[]}', "prompt"),
+            ("/v1/responses", b"{}", "input"),
+            ("/v1/embeddings", b"{}", "input"),
+        ]:
+            headers = {"x-request-id": "mine"}
+            reply = await kit.http(app.server.port, "POST", path, body, headers)
+            assert reply.status == 400, path
+            assert reply.headers["x-request-id"] == "mine"
+            error = reply.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["param"] == param
+            assert error["message"]
+        assert not pod.requests
