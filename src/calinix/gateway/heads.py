@@ -6,8 +6,12 @@ import os
 import re
 from collections.abc import Sequence
 
+from calinix import errors
 from calinix import headers as h
-from calinix.core.requests import RoutePlan
+from calinix.core.prompt import Endpoint
+from calinix.core.requests import Mode, RoutePlan
+from calinix.edge.http_server import RequestHead
+from calinix.gateway.routes import response_id_of
 
 _NEVER_TO_PODS = h.HOP_BY_HOP | {
     b"host",
@@ -27,6 +31,12 @@ _NEVER_TO_PODS = h.HOP_BY_HOP | {
 
 _NEVER_TO_CLIENTS = h.HOP_BY_HOP | {b"content-length", h.REQUEST_ID}
 
+_MODES: dict[bytes | None, Mode | None] = {
+    None: None,
+    b"single": "single",
+    b"dispatch": "dispatch",
+}
+
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}\Z")
 
 # W3C Trace Context: no id is all zeros, and what follows the flags is for later versions only.
@@ -40,7 +50,7 @@ class RequestIds:
 
     def __init__(self) -> None:
         self._prefix = os.urandom(6).hex()
-        self._trace_prefix = os.urandom(8).hex()
+        self._trace_prefix = os.urandom(8).hex().encode()
         self._count = 0
         self._traces = 0
 
@@ -56,7 +66,7 @@ class RequestIds:
         # A span id of zero is invalid, so the count starts at one.
         self._traces = count = self._traces + 1
         return b"traceparent: 00-%b%016x-%016x-01\r\n" % (
-            self._trace_prefix.encode(),
+            self._trace_prefix,
             count,
             count,
         )
@@ -106,10 +116,10 @@ def _without_named_by_connection(
     return [header for header in headers if header[0] not in named]
 
 
-def client_lines(headers: Sequence[tuple[bytes, bytes]], ids: RequestIds) -> bytes:
-    """The client's header lines that go to a pod, with a traceparent of ours for a bad or no one.
+def client_lines(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bool]:
+    """The client's header lines that go to a pod, and whether a good traceparent is among them.
 
-    Made once per request: retries and both legs of a dispatch share them.
+    A bad traceparent is left out, so that one of ours can take its place.
     """
     passed: list[bytes] = []
     traces = 0
@@ -117,7 +127,7 @@ def client_lines(headers: Sequence[tuple[bytes, bytes]], ids: RequestIds) -> byt
     for name, value in headers:
         if name in _NEVER_TO_PODS:
             if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-                return client_lines(_without_named_by_connection(headers), ids)
+                return client_lines(_without_named_by_connection(headers))
             continue
         if name.startswith(h.CALINIX_PREFIX):
             continue
@@ -130,33 +140,73 @@ def client_lines(headers: Sequence[tuple[bytes, bytes]], ids: RequestIds) -> byt
         if traces or has_state:
             # The trace begins anew here: what was said of the old one goes with it.
             rest = [header for header in headers if header[0] not in (h.TRACEPARENT, _TRACESTATE)]
-            return client_lines(rest, ids)
-        passed.append(ids.traceparent_line())
-    return b"".join(passed)
+            return client_lines(rest)
+        return b"".join(passed), False
+    return b"".join(passed), True
+
+
+class ClientHead:
+    """What the gateway makes of a client's head: for all requests whose heads are alike.
+
+    Raises BadRequest for a mode that there is not. `era` is the configuration it was made under.
+    """
+
+    __slots__ = (
+        "authorization", "endpoint", "era", "has_body", "label", "lines", "method", "mode",
+        "request_id", "response_id", "session_key", "target", "traced",
+    )  # fmt: skip
+
+    def __init__(
+        self, head: RequestHead, endpoint: Endpoint, label: str, era: object, forward: bool
+    ):
+        self.endpoint = endpoint
+        self.label = label
+        self.era = era
+        values = head.values
+        self.method = head.method.encode("ascii")
+        self.has_body = head.method not in ("GET", "HEAD", "DELETE")
+        target = head.target
+        if target[:1] != b"/":  # absolute form: pods get the origin form
+            target = head.path.encode("ascii") + (b"?" + head.query if head.query else b"")
+        self.target = target
+        self.lines, self.traced = client_lines(head.fields)
+        given = values.get(h.AUTHORIZATION) if forward else None
+        self.authorization = b"authorization: " + given + b"\r\n" if given else b""
+        mode = values.get(h.MODE)
+        if mode not in _MODES:
+            shown = repr((mode or b"")[:40].decode("latin-1"))
+            raise errors.BadRequest(
+                f"x-calinix-mode must be 'single' or 'dispatch', not {shown}", code="unknown_mode"
+            )
+        self.mode: Mode | None = _MODES[mode]
+        session = values.get(h.SESSION_KEY)
+        self.session_key = session.decode("latin-1") if session else None
+        self.request_id = values.get(h.REQUEST_ID)
+        self.response_id = response_id_of(head.path)
 
 
 def request_head(
-    method: str,
-    target: bytes,
+    client: ClientHead,
     address: PodAddress,
-    authorization_line: bytes,
-    lines: bytes,
+    trace_line: bytes,
     calinix_lines: bytes,
-    content_length: int | None,
+    body_bytes: int,
 ) -> bytes:
     """The whole head of a request to a pod, blank line included.
 
-    `authorization_line` is the client's own, or empty; the pod's key goes before it.
+    `trace_line` is a traceparent of ours, or empty where the client sent a good one. The pod's
+    key goes before the client's own.
     """
-    return b"%b %b%b HTTP/1.1\r\n%b%b%b%b%b\r\n" % (
-        method.encode("ascii"),
+    return b"%b %b%b HTTP/1.1\r\n%b%b%b%b%b%b\r\n" % (
+        client.method,
         address.prefix,
-        target,
+        client.target,
         address.host_line,
-        address.authorization_line or authorization_line,
-        lines,
+        address.authorization_line or client.authorization,
+        client.lines,
+        trace_line,
         calinix_lines,
-        b"content-length: %d\r\n" % content_length if content_length is not None else b"",
+        b"content-length: %d\r\n" % body_bytes if client.has_body or body_bytes else b"",
     )
 
 

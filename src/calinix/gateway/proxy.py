@@ -7,13 +7,11 @@ Time-outs are one deadline attribute that the gateway's sweep looks at.
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from calinix import errors
-from calinix import headers as h
 from calinix.core.events import (
     Failed,
     Failure,
@@ -30,8 +28,7 @@ from calinix.edge.http_server import Request
 from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer, strip_transfer_fields
 from calinix.engines.protocols import exchange_for
 from calinix.engines.usage import Usage, read_usage
-from calinix.gateway.heads import client_lines, plan_lines, request_head, response_lines
-from calinix.gateway.routes import response_id_of
+from calinix.gateway.heads import ClientHead, plan_lines, request_head, response_lines
 from calinix.telemetry import RequestRecord
 
 if TYPE_CHECKING:
@@ -62,6 +59,7 @@ _TOKEN_MARK = {Endpoint.RESPONSES: b"delta", Endpoint.MESSAGES: b"delta"}
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp[A-Za-z0-9_-]{1,128})"')
 
 _CLIENT_LEFT_STATUS = 499
+NEVER = float("inf")
 
 
 class SideLeg:
@@ -106,25 +104,22 @@ class Flight:
 
     __slots__ = (
         "answer_leg",
-        "authorization",
         "body",
         "calinix_lines",
         "call",
         "chunks",
+        "client",
         "client_blocked",
         "conn",
         "deadline_s",
         "decision_s",
         "done",
-        "endpoint",
         "exchange",
         "first_token_s",
         "gateway",
         "head",
-        "label",
         "last_token_s",
         "lease_open",
-        "lines",
         "parsed",
         "plan",
         "prefill_upstream",
@@ -137,18 +132,16 @@ class Flight:
         "status",
         "streamed",
         "tail",
-        "target",
-        "token_mark",
+        "trace_line",
         "upstream",
         "written_bytes",
     )  # fmt: skip
 
-    def __init__(self, gateway: Gateway, request: Request, endpoint: Endpoint, label: str):
+    def __init__(self, gateway: Gateway, request: Request, client: ClientHead):
         self.gateway = gateway
         self.request = request
         self.conn = request.conn
-        self.endpoint = endpoint
-        self.label = label
+        self.client = client
         self.plan: RoutePlan | None = None
         self.lease_open = False
         self.exchange: Exchange | None = None
@@ -168,32 +161,24 @@ class Flight:
         self.last_token_s = 0.0
         self.decision_s = 0.0
         self.written_bytes = 0
-        self.deadline_s = float("inf")
-        self.token_mark = _TOKEN_MARK.get(endpoint, b"data:")
+        self.deadline_s = NEVER
 
     # --- from the client's request to a plan -------------------------------------------------
 
     def start(self, now: float) -> None:
         """Reads the request, routes it and sends it. Raises HttpError for what is wrong in it."""
-        began = time.perf_counter()
         request = self.request
         gateway = self.gateway
-        parsed = self.parsed = read_body(self.endpoint, request.body)
+        client = self.client
         body = request.body
-        target = request.target
-        if target[:1] != b"/":  # absolute form: pods get the origin form
-            query = request.query
-            target = request.path.encode("ascii") + (b"?" + query if query else b"")
-        self.target = target
+        parsed = self.parsed = read_body(client.endpoint, body)
         self.body = strip_transfer_fields(body) if parsed.has_transfer_fields else body
         self.streamed = parsed.stream
         self.route_request = self._route_request(parsed)
-        self.lines = client_lines(request.headers, gateway.ids)
-        given = request.header(h.AUTHORIZATION) if gateway.forward_authorization else None
-        self.authorization = b"authorization: " + given + b"\r\n" if given else b""
+        self.trace_line = b"" if client.traced else gateway.ids.traceparent_line()
         self.conn.stream = self
         outcome = gateway.router.route(self.route_request, now)
-        self.decision_s = time.perf_counter() - began
+        self.decision_s = gateway.now() - now
         gateway.flights.add(self)
         if isinstance(outcome, RoutePlan):
             self._launch(outcome, now)
@@ -201,22 +186,19 @@ class Flight:
             self._refuse(outcome)
 
     def _route_request(self, parsed: ParsedBody) -> RouteRequest:
-        request = self.request
-        mode = request.header(h.MODE)
-        if mode is not None and mode not in (b"single", b"dispatch"):
-            raise errors.BadRequest(
-                f"x-calinix-mode must be 'single' or 'dispatch', not {mode[:40]!r}",
-                code="unknown_mode",
-            )
-        session = request.header(h.SESSION_KEY)
-        session_key = session.decode("latin-1") if session else parsed.session_key
-        if session_key is None and self.gateway.session_from_user:
+        gateway = self.gateway
+        client = self.client
+        session_key = client.session_key or parsed.session_key
+        if session_key is None and gateway.session_from_user:
             session_key = parsed.user
-        response_id = parsed.previous_response_id or response_id_of(request.path)
+        response_id = parsed.previous_response_id or client.response_id
+        pinned_pod = None
+        if response_id is not None:
+            pinned_pod = gateway.router.response_owner(response_id, gateway.now())
         return RouteRequest(
-            request_id=self.gateway.ids.request_id(request.header(h.REQUEST_ID)),
-            mode=None if mode is None else ("single" if mode == b"single" else "dispatch"),
-            work=self.endpoint.work,
+            request_id=gateway.ids.request_id(client.request_id),
+            mode=client.mode,
+            work=client.endpoint.work,
             model=parsed.model,
             prompt=parsed.prompt,
             prompt_is_tokens=parsed.prompt_is_tokens,
@@ -225,11 +207,7 @@ class Flight:
             max_output_tokens=parsed.max_output_tokens,
             streamed=parsed.stream,
             other_bytes=parsed.other_bytes,
-            pinned_pod=(
-                self.gateway.router.response_owner(response_id, self.gateway.now())
-                if response_id
-                else None
-            ),
+            pinned_pod=pinned_pod,
         )
 
     @property
@@ -271,7 +249,7 @@ class Flight:
         gateway = self.gateway
         self.plan = plan
         self.lease_open = True
-        self.deadline_s = float("inf")
+        self.deadline_s = NEVER
         self.calinix_lines = plan_lines(plan)
         # Held for the whole plan: a reload may remove or replace a pod before its leg is sent.
         self.upstream = gateway.upstreams[plan.pod.id]
@@ -282,7 +260,7 @@ class Flight:
             return
         try:
             self.exchange = exchange_for(
-                gateway.dispatch_protocol, plan.mode, self.endpoint, self.body
+                gateway.dispatch_protocol, plan.mode, self.client.endpoint, self.body
             )
         except errors.HttpError as error:
             self._lose(plan.pod.role, Failure.CANCELLED, 0)
@@ -293,30 +271,22 @@ class Flight:
 
     def _send(self, leg: Leg, now: float) -> None:
         gateway = self.gateway
-        request = self.request
         upstream = self.prefill_upstream if leg.role == "prefill" else self.upstream
-        has_body = request.method not in ("GET", "HEAD", "DELETE") or bool(leg.body)
+        body = leg.body
         head = request_head(
-            request.method,
-            self.target,
-            upstream.address,
-            self.authorization,
-            self.lines,
-            self.calinix_lines,
-            len(leg.body) if has_body else None,
+            self.client, upstream.address, self.trace_line, self.calinix_lines, len(body)
         )
         timeouts = gateway.timeouts
         if leg.answers_client:
             self.answer_leg = leg
             self.deadline_s = now + (timeouts.first_token_s if self.streamed else timeouts.total_s)
-            self.call = upstream.client.send(
-                (head, leg.body), self, head_only=request.method == "HEAD"
-            )
+            head_only = self.client.method == b"HEAD"
+            self.call = upstream.client.send((head, body), self, head_only=head_only)
         else:
             side = SideLeg(self, leg)
             self.sides.append(side)
             self.deadline_s = min(self.deadline_s, now + timeouts.prefill_s)
-            side.call = upstream.client.send((head, leg.body), side)
+            side.call = upstream.client.send((head, body), side)
 
     # --- legs that do not answer the client --------------------------------------------------
 
@@ -336,7 +306,7 @@ class Flight:
             self._pass_on(head, body, None)
         else:
             if not self.sides:
-                self.deadline_s = float("inf")
+                self.deadline_s = NEVER
             gateway.router.observe(PrefillDone(self.plan.lease_id), now)
             assert self.exchange is not None
             try:
@@ -387,7 +357,7 @@ class Flight:
             self.chunks += body.count(b"data:")
             if self.chunks:
                 self.last_token_s = now
-                if not self.first_token_s and self.token_mark in body:
+                if not self.first_token_s and self._token_mark() in body:
                     self._first_token(now)
                 if not self.client_blocked:
                     next_s = now + self.gateway.timeouts.idle_s
@@ -407,14 +377,17 @@ class Flight:
         head = self.head
         assert head is not None
         self.started = True
-        if self.endpoint is Endpoint.RESPONSES:
+        if self.client.endpoint is Endpoint.RESPONSES:
             self._note_response_id(body)
         lines = response_lines(head.headers, self.calinix_lines)
-        if last and self.request.method != "HEAD":
+        if last and self.client.method != b"HEAD":
             self.conn.respond(head.status, lines, body)
         else:
             self.conn.begin(head.status, lines, head.content_length)
             self.conn.write(body, wire, last)
+
+    def _token_mark(self) -> bytes:
+        return _TOKEN_MARK.get(self.client.endpoint, b"data:")
 
     def _note_response_id(self, first_bytes: bytes) -> None:
         """A stored answer can be read again only where it is: on the pod that made it."""
@@ -569,7 +542,7 @@ class Flight:
 
     def _error_event(self, error: errors.HttpError) -> bytes:
         gap = b"" if self.tail[1].endswith(b"\n\n") else b"\n\n"
-        if self.endpoint is Endpoint.MESSAGES:
+        if self.client.endpoint is Endpoint.MESSAGES:
             data = b'{"type":"error",' + error.body()[1:]
             return gap + b"event: error\ndata: " + data + b"\n\n"
         return gap + b"data: " + error.body() + b"\n\n"
@@ -582,7 +555,7 @@ class Flight:
         The pod is not to blame, so its time stops; the server cuts a client that takes nothing.
         """
         self.client_blocked = True
-        self.deadline_s = float("inf")
+        self.deadline_s = NEVER
         if self.call is not None:
             self.call.pause_reading()
 
@@ -628,7 +601,7 @@ class Flight:
         first_s = self.first_token_s
         return RequestRecord(
             request_id=self.route_request.request_id,
-            endpoint=self.label,
+            endpoint=self.client.label,
             mode=plan.mode if plan else (self.route_request.mode or ""),
             strategy=plan.strategy if plan else "",
             model=self.parsed.model,

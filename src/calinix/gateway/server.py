@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -15,7 +16,7 @@ from calinix.config import Config, Strategy, Timeouts
 from calinix.core.events import Event, PodAdded, PodRemoved, RulesChanged, StrategyChanged
 from calinix.core.router import Router
 from calinix.edge.http_server import Request
-from calinix.gateway.heads import RequestIds
+from calinix.gateway.heads import ClientHead, RequestIds
 from calinix.gateway.models import ModelList
 from calinix.gateway.proxy import Flight
 from calinix.gateway.routes import RouteTable
@@ -82,7 +83,7 @@ class Gateway:
         self.telemetry = telemetry
         self.upstreams = upstreams
         self.loop = loop
-        self.now: Callable[[], float] = loop.time
+        self.now: Callable[[], float] = time.monotonic
         self.ids = RequestIds()
         self.flights: set[Flight] = set()
         self.draining = False
@@ -99,6 +100,8 @@ class Gateway:
     def _adopt(self, config: Config) -> None:
         gateway = config.gateway
         self.config = config
+        # What was made of clients' heads, their keys' verdicts too, holds for this long.
+        self._era = object()
         self.routes = RouteTable(gateway.passthrough_paths)
         self.keys = ApiKeys(gateway.api_keys)
         self.timeouts = TimeoutSeconds.of(gateway.timeouts)
@@ -148,6 +151,10 @@ class Gateway:
             self._refuse(request, error)
 
     def _serve(self, request: Request) -> None:
+        client = request.head.memo
+        if isinstance(client, ClientHead) and client.era is self._era:
+            Flight(self, request, client).start(self.now())
+            return
         path = request.path
         route = self.routes.find(path)
         if route is None:
@@ -159,7 +166,11 @@ class Gateway:
         if endpoint is None:
             self._refuse_method(request, route.allow)
             return
-        Flight(self, request, endpoint, route.label).start(self.now())
+        head = request.head
+        client = head.memo = ClientHead(
+            head, endpoint, route.label, self._era, self.forward_authorization
+        )
+        Flight(self, request, client).start(self.now())
 
     def _serve_here(self, request: Request, path: str) -> None:
         """The paths that the gateway answers itself."""
