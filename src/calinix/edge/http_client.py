@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
-from calinix.edge.http_response import ResponseHead, ResponseReader
+from calinix.edge.http_response import ResponseHead, ResponseReader, SeenHead
 from calinix.edge.http_wire import header_lines
 from calinix.errors import CalinixError, ConfigError
 
@@ -115,7 +115,7 @@ class PodConnection(asyncio.Protocol):
     def __init__(self, client: PodClient):
         self._client = client
         self._transport: asyncio.Transport | None = None
-        self._reader = ResponseReader(client.max_head_bytes)
+        self._reader = ResponseReader(client.max_head_bytes, client.seen)
         self._call: UpstreamCall | None = None
         self._listener: ResponseListener | None = None
         self._sent_at = 0.0
@@ -303,6 +303,7 @@ class PodClient:
         """
         self.loop = loop
         self.max_head_bytes = max_head_bytes
+        self.seen = SeenHead()
         self._host, self._port, secure, self.host, self.prefix = read_pod_url(url)
         self._ssl = (ssl or ssl_module.create_default_context()) if secure else None
         self._connect_timeout_s = connect_timeout_s

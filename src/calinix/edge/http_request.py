@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from calinix.config import Limits
 from calinix.edge.http_strict import (
     CACHED_LINE_BYTES,
     MAX_FIELDS,
+    SEEN_HEAD_BYTES,
     ExpectationError,
     Fields,
     FramingError,
@@ -29,6 +29,7 @@ from calinix.edge.http_strict import (
     has_too_many_fields,
     is_token,
     keeps_alive,
+    length_digits,
     read_request_line,
 )
 from calinix.edge.http_wire import CRLF, HEAD_END, ChunkedReader
@@ -37,9 +38,6 @@ from calinix.errors import BadRequest, HeadersTooLarge, HttpError, PayloadTooLar
 if TYPE_CHECKING:
     from calinix.edge.http_server import ServerConnection
 
-SEEN_HEAD_BYTES = 4096
-"""Longer heads are judged each time: one is kept per connection."""
-_LENGTH_DIGITS = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})\r\n").search
 HELD_BODY_BYTES = 1 << 30
 """Request bodies that one server holds at a time, over all its connections."""
 
@@ -66,7 +64,7 @@ class RequestHead:
     ):
         self.method, self.target, self.path, self.query, self.http_minor = line
         self.fields = fields
-        """Names are lower-cased."""
+        """Names are lower-cased; without content-length, in which heads that are alike differ."""
         self.values = values
         """The first value of each header name."""
         self.keep_alive = keep_alive
@@ -263,7 +261,7 @@ class RequestReader:
         if head == self._seen:
             return self._length
         key = b""
-        if len(head) <= SEEN_HEAD_BYTES and (found := _LENGTH_DIGITS(head)) is not None:
+        if len(head) <= SEEN_HEAD_BYTES and (found := length_digits(head)) is not None:
             key = head[: found.start(1)] + head[found.end(1) :]
             if key == self._seen_key:
                 length = int(found[1])
@@ -307,6 +305,9 @@ class RequestReader:
             _refuse_upgrade(values[b"upgrade"], fields)
         if b"expect" in values and values[b"expect"].lower() != b"100-continue":
             raise ExpectationError("only `expect: 100-continue` is understood")
+        if b"content-length" in values:
+            del values[b"content-length"]
+            fields = [field for field in fields if field[0] != b"content-length"]
         self._head = RequestHead(first_line, fields, values, keep_alive)
         if length is None:
             return 0

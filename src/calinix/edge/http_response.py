@@ -7,6 +7,7 @@ import msgspec
 
 from calinix.edge.http_strict import (
     MAX_FIELDS,
+    SEEN_HEAD_BYTES,
     Fields,
     FramingError,
     HeadBuffer,
@@ -14,6 +15,7 @@ from calinix.edge.http_strict import (
     first_values,
     has_too_many_fields,
     keeps_alive,
+    length_digits,
 )
 from calinix.edge.http_wire import HEAD_END
 
@@ -42,10 +44,59 @@ class ResponseHead(msgspec.Struct, frozen=True, eq=False):
     chunked: bool
     values: dict[bytes, bytes]
     """The first value of each header name."""
+    memo: list[object] = msgspec.field(default_factory=lambda: [None])
+    """One place for what the listener makes of the head but for its length: heads that are alike
+    share it, so that it is made once for many."""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of the header with this lower-case name."""
         return self.values.get(name)
+
+
+class SeenHead:
+    """The last head with a counted body that a pod sent, for all its connections.
+
+    Its next one often differs in the length alone: what was judged good is not judged again.
+    """
+
+    __slots__ = ("data", "head", "keeps_alive", "key")
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.key = b""
+        """The same without the digits of the length."""
+        self.head: ResponseHead | None = None
+        self.keeps_alive = False
+
+    def keep(self, data: bytes, head: ResponseHead, keeps_alive: bool) -> None:
+        """Remembers a head that was judged good."""
+        found = length_digits(data)
+        if found is not None:
+            self.data, self.head, self.keeps_alive = data, head, keeps_alive
+            self.key = data[: found.start(1)] + data[found.end(1) :]
+
+    def like(self, data: bytes) -> ResponseHead | None:
+        """The head that these bytes are, if they differ from the last one in the length at most."""
+        known = self.head
+        if data == self.data or known is None:
+            return known
+        found = length_digits(data)
+        if found is None or data[: found.start(1)] + data[found.end(1) :] != self.key:
+            return None
+        digits = found[1]
+        length = int(digits)
+        if not length:
+            return None
+        headers = [
+            (name, digits) if name == b"content-length" else (name, value)
+            for name, value in known.headers
+        ]
+        values = {**known.values, b"content-length": digits}
+        self.data = data
+        self.head = head = ResponseHead(
+            known.status, known.reason, headers, length, False, values, known.memo
+        )
+        return head
 
 
 class ResponseReader:
@@ -57,7 +108,7 @@ class ResponseReader:
     Heads and chunked bodies go through the parser, other bodies are only counted.
     """
 
-    def __init__(self, max_head_bytes: int):
+    def __init__(self, max_head_bytes: int, seen: SeenHead | None = None):
         self.head: ResponseHead | None = None
         self.body = b""
         self.wire: bytes | None = None
@@ -67,6 +118,7 @@ class ResponseReader:
         self.heard = False
         """A byte of this response has come."""
         self._max_head_bytes = max_head_bytes
+        self._seen = seen or SeenHead()
         self._partial = HeadBuffer(max_head_bytes)
         self._parser: httptools.HttpResponseParser | None = None
         self._fields: Fields = []
@@ -225,7 +277,15 @@ class ResponseReader:
         return self._partial.push(data)
 
     def _judge(self, head: bytes) -> None:
-        """Parse a whole head. Raises FramingError and what the parser raises."""
+        """Judge a whole head. Raises FramingError and what the parser raises."""
+        if not self._head_only:
+            known = self._seen.like(head)
+            if known is not None:
+                assert known.content_length is not None
+                self.head = known
+                self._left = known.content_length
+                self.reusable = self._seen.keeps_alive
+                return
         minor = 1 if head.startswith(b"HTTP/1.1 ") else 0
         if not minor and not head.startswith(b"HTTP/1.0 "):
             raise FramingError("not an HTTP/1.1 response")
@@ -266,7 +326,7 @@ class ResponseReader:
             self._at_boundary = True
         if not self._complete and (bodiless or length != _CHUNKED):
             self._parser = None  # it waits for a body that it will not be shown
-        self.head = ResponseHead(
+        self.head = found = ResponseHead(
             status,
             self._reason,
             fields,
@@ -274,6 +334,8 @@ class ResponseReader:
             length == _CHUNKED and not bodiless,
             values,
         )
+        if not bodiless and length and length > 0 and len(head) <= SEEN_HEAD_BYTES:
+            self._seen.keep(head, found, self.reusable)
 
 
 def _reason_of(error: Exception) -> str:

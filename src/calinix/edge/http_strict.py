@@ -15,6 +15,11 @@ MAX_HOST_BYTES = 262
 UNCOUNTED_HEAD_BYTES = 4096
 """A head up to here is not searched for too many fields before it is parsed."""
 
+SEEN_HEAD_BYTES = 4096
+"""Longer heads are judged each time; of the others the last one is kept."""
+length_digits = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})\r\n").search
+"""Where a head states its body's length: often all in which it differs from the one before."""
+
 METHODS = {
     name.encode("ascii"): name
     for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")

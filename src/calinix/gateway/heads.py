@@ -210,13 +210,12 @@ def request_head(
     )
 
 
-def response_lines(headers: Sequence[tuple[bytes, bytes]], calinix_lines: bytes) -> bytes:
-    """The pod's header lines that go to the client, followed by the plan's."""
+def response_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The pod's header lines that go to the client; those of the plan follow them."""
     passed: list[bytes] = []
     for name, value in headers:
         if name not in _NEVER_TO_CLIENTS and not name.startswith(h.CALINIX_PREFIX):
             passed += (name, b": ", value, b"\r\n")
         elif name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-            return response_lines(_without_named_by_connection(headers), calinix_lines)
-    passed.append(calinix_lines)
+            return response_lines(_without_named_by_connection(headers))
     return b"".join(passed)

@@ -338,7 +338,7 @@ class Flight:
         self._cancel_calls()
         self.status = head.status
         self.started = True
-        self.conn.respond(head.status, response_lines(head.headers, self.calinix_lines), body)
+        self.conn.respond(head.status, self._client_lines(head), body)
         self._end("" if failure is None else failure.value)
 
     # --- the leg that answers the client -----------------------------------------------------
@@ -379,7 +379,7 @@ class Flight:
         self.started = True
         if self.client.endpoint is Endpoint.RESPONSES:
             self._note_response_id(body)
-        lines = response_lines(head.headers, self.calinix_lines)
+        lines = self._client_lines(head)
         if last and self.client.method != b"HEAD":
             self.conn.respond(head.status, lines, body)
         else:
@@ -388,6 +388,13 @@ class Flight:
 
     def _token_mark(self) -> bytes:
         return _TOKEN_MARK.get(self.client.endpoint, b"data:")
+
+    def _client_lines(self, head: ResponseHead) -> bytes:
+        memo = head.memo
+        lines = memo[0]
+        if not isinstance(lines, bytes):
+            memo[0] = lines = response_lines(head.headers)
+        return lines + self.calinix_lines
 
     def _note_response_id(self, first_bytes: bytes) -> None:
         """A stored answer can be read again only where it is: on the pod that made it."""
