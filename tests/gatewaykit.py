@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -270,3 +271,31 @@ async def outcome(app: App, request_id: str) -> dict[str, Any]:
     found = await admin(app, f"/admin/decisions?request_id={request_id}")
     result: dict[str, Any] = found["decisions"][0]["outcome"]
     return result
+
+
+def times(failures: int = 50, **ms: int) -> dict[str, Any]:
+    """These time-outs, and so many failures in a row that eject."""
+    return {
+        "gateway": {"timeouts": ms},
+        "health": {"passive": {"enabled": True, "failures": failures}},
+    }
+
+
+async def failures_of(app: App) -> list[int]:
+    """Of each pod, failures in a row."""
+    return [pod["failuresInRow"] for pod in (await admin(app, "/admin/pods"))["pods"]]
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """The url of a port where connections neither open nor are refused."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        for _ in range(4):  # what the kernel accepts by itself, and some more
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        yield f"http://127.0.0.1:{port}"

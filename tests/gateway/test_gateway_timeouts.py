@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -23,24 +21,19 @@ from gatewaykit import (
     Served,
     admin,
     answer,
+    black_hole,
     chat_body,
     chunk,
     config_of,
     event,
+    failures_of,
     metrics,
     never,
     outcome,
     raw_pod,
+    times,
     total,
 )
-
-
-def times(failures: int = 50, **ms: int) -> dict[str, Any]:
-    """These time-outs, and so many failures in a row that eject."""
-    return {
-        "gateway": {"timeouts": ms},
-        "health": {"passive": {"enabled": True, "failures": failures}},
-    }
 
 
 @contextlib.asynccontextmanager
@@ -57,26 +50,6 @@ async def ask(port: int, stream: bool, request_id: str = "r-1", path: str = CHAT
     """One request with this id."""
     headers = {"x-request-id": request_id}
     return await kit.http(port, "POST", path, chat_body(stream=stream, max_tokens=5), headers)
-
-
-async def failures_of(app: Any) -> list[int]:
-    """Of each pod, failures in a row."""
-    return [pod["failuresInRow"] for pod in (await admin(app, "/admin/pods"))["pods"]]
-
-
-@contextlib.contextmanager
-def black_hole() -> Iterator[str]:
-    """The url of a port where connections neither open nor are refused."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        port = listener.getsockname()[1]
-        for _ in range(4):  # what the kernel accepts by itself, and some more
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(("127.0.0.1", port))
-        yield f"http://127.0.0.1:{port}"
 
 
 @kit.on_loop
