@@ -35,17 +35,17 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_one_line_per_request(tmp_path: Path) -> None:
-    """A finished request gives one JSON line: every field, camelCase, seconds to six digits."""
+    """A finished request gives one JSON line: what is known of it, camelCase, six digits."""
     path = tmp_path / "requests.jsonl"
     telemetry = Telemetry(config(Log(requests_file=str(path))), Pods(Pod("a")))
     telemetry.finish(record(ttft_s=0.12345678, output_tokens=5))
     telemetry.flush()
     (line,) = read_lines(path)
-    assert set(line) == {field.encode_name for field in msgspec.structs.fields(RequestRecord)}
+    assert set(line) <= {field.encode_name for field in msgspec.structs.fields(RequestRecord)}
     assert line["requestId"] == "r-1"
     assert line["ttftS"] == 0.123456
     assert line["outputTokens"] == 5
-    assert line["promptTokens"] is None
+    assert "promptTokens" not in line
     telemetry.close()
 
 
@@ -104,7 +104,7 @@ def test_any_text_gives_one_short_line(model: str, error: str) -> None:
         data = pipe.read()
     first, second = data.splitlines()
     assert json.loads(second)["requestId"] == "next"
-    assert len(json.loads(first)["model"]) <= 128
+    assert len(json.loads(first).get("model", "")) <= 128
     assert len(first) < PIPE_BYTES
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 TAIL_BYTES = 2048
@@ -9,7 +11,8 @@ TAIL_BYTES = 2048
 
 _TRIES = 8
 _KEY = b'"usage"'
-_SPACE = b" \t\r\n"
+# Usage objects hold numbers, nulls and objects of the same kind, so braces are structure.
+_object_after = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*){0,7}\})").match
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -58,35 +61,17 @@ def read_usage(tail: bytes) -> Usage | None:
     """
     end = len(tail)
     for _ in range(_TRIES):
-        found = tail.rfind(_KEY, 0, end)
-        if found < 0:
+        end = tail.rfind(_KEY, 0, end)
+        if end < 0:
             return None
-        usage = _decode(_object_at(tail, found + len(_KEY)))
+        found = _object_after(tail, end + len(_KEY))
+        usage = _decode(found[1]) if found is not None else None
         if usage is not None:
             return usage
-        end = found
     return None
 
 
-def _object_at(text: bytes, position: int) -> bytes | None:
-    """The object after `: ` at `position`, up to its closing brace; None if there is none."""
-    start = text.find(b"{", position, position + 8)
-    if start < 0 or text[position:start].strip(_SPACE) != b":":
-        return None
-    closing = start
-    for _ in range(_TRIES):
-        closing = text.find(b"}", closing + 1)
-        if closing < 0:
-            return None
-        # Usage objects hold numbers, nulls and objects of the same kind, so braces are structure.
-        if text.count(b"{", start, closing) == text.count(b"}", start, closing + 1):
-            return text[start : closing + 1]
-    return None
-
-
-def _decode(text: bytes | None) -> Usage | None:
-    if text is None:
-        return None
+def _decode(text: bytes) -> Usage | None:
     try:
         wire = _decoder.decode(text)
     except msgspec.MsgspecError:

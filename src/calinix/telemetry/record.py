@@ -7,7 +7,7 @@ import msgspec
 MAX_FIELD_CHARS = 128
 
 
-class RequestRecord(msgspec.Struct, kw_only=True, gc=False, rename="camel"):
+class RequestRecord(msgspec.Struct, kw_only=True, gc=False, rename="camel", omit_defaults=True):
     """One finished request. Not frozen: the host may fill it as the request goes on.
 
     Fields that a client chooses (`request_id`, `model`) may hold anything; they are cut before
@@ -49,12 +49,10 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False, rename="camel"):
 
     def trim(self) -> None:
         """Makes it fit for one line: texts up to MAX_FIELD_CHARS, seconds to the microsecond."""
-        if len(self.request_id) > MAX_FIELD_CHARS:
-            self.request_id = self.request_id[:MAX_FIELD_CHARS]
-        if len(self.endpoint) > MAX_FIELD_CHARS:
-            self.endpoint = self.endpoint[:MAX_FIELD_CHARS]
         if len(self.model) > MAX_FIELD_CHARS:
             self.model = self.model[:MAX_FIELD_CHARS]
+        if len(self.request_id) > MAX_FIELD_CHARS:
+            self.request_id = self.request_id[:MAX_FIELD_CHARS]
         if len(self.error) > MAX_FIELD_CHARS:
             self.error = self.error[:MAX_FIELD_CHARS]
         # Not round(): it takes five times as long, and here nobody minds the last half unit.
@@ -62,9 +60,9 @@ class RequestRecord(msgspec.Struct, kw_only=True, gc=False, rename="camel"):
             self.received_at = int(self.received_at * 1e6) / 1e6
         if 0.0 < self.e2e_s < 1e9:
             self.e2e_s = int(self.e2e_s * 1e6) / 1e6
+        if (value_s := self.decision_s) is not None and 0.0 < value_s < 1e9:
+            self.decision_s = int(value_s * 1e6) / 1e6
         if (value_s := self.ttft_s) is not None and 0.0 < value_s < 1e9:
             self.ttft_s = int(value_s * 1e6) / 1e6
         if (value_s := self.itl_s) is not None and 0.0 < value_s < 1e9:
             self.itl_s = int(value_s * 1e6) / 1e6
-        if (value_s := self.decision_s) is not None and 0.0 < value_s < 1e9:
-            self.decision_s = int(value_s * 1e6) / 1e6
