@@ -8,11 +8,17 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
+import msgspec
+
 from calinix.config import Limits, Timeouts
 from calinix.edge.http_client import PodClient, PodConnection, ResponseHead, UpstreamFailure
 from calinix.edge.http_server import HttpServer, Request, RequestHandler, ServerConnection
 
 LOCAL = "127.0.0.1"
+HOST = b"host: calinix\r\n"
+REQUEST = b"GET / HTTP/1.1\r\nhost: pod\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 
 
 class Clock:
@@ -289,3 +295,53 @@ def reset(writer: asyncio.StreamWriter) -> None:
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     writer.transport.abort()
+
+
+def post(body: bytes, *lines: bytes, version: bytes = b"HTTP/1.1") -> bytes:
+    """A POST with its length."""
+    return b"POST /v1/x %b\r\n%bcontent-length: %d\r\n%b\r\n%b" % (
+        version,
+        HOST,
+        len(body),
+        b"".join(line + b"\r\n" for line in lines),
+        body,
+    )
+
+
+def chunked(body: bytes, *lines: bytes) -> bytes:
+    """A POST whose chunked body is `body`, framing and all."""
+    more = b"".join(line + b"\r\n" for line in lines)
+    head = b"POST /v1/x HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n" + more
+    return head + b"\r\n" + body
+
+
+def status_of(sent: bytes) -> int:
+    """The status of the only answer in `sent`, whose shape is OpenAI's and which closes."""
+    head, _, body = sent.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert b"content-length: %d\r\n" % len(body) in head
+    error = msgspec.json.decode(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return int(head[9:12])
+
+
+def pod_of(wire: Wire) -> PodConnection:
+    """The connection on a recording transport."""
+    found = wire.pod  # type: ignore[attr-defined]
+    assert isinstance(found, PodConnection)
+    return found
+
+
+def ask(data: bytes, *, size: int = 0, eof: bool = True, head_only: bool = False) -> Answer:
+    """The answer that a listener hears when a pod sends `data`, in pieces of `size`."""
+    client, wire = connect_pod()
+    answer = Answer()
+    client.send(REQUEST, answer, head_only=head_only)
+    connection = pod_of(wire)
+    for at in range(0, len(data), size or len(data) or 1):
+        if not wire.is_closing():
+            connection.data_received(data[at : at + (size or len(data))])
+    if eof and not wire.is_closing():
+        connection.eof_received()
+    connection.connection_lost(None)
+    return answer

@@ -272,9 +272,10 @@ class ResponseReader:
             end = data.find(HEAD_END) + 4
             if 4 <= end <= self._max_head_bytes:
                 return data[:end], data[end:]
-            if not b"HTTP/1.".startswith(data[:7]):
-                raise FramingError("not an HTTP/1.1 response")
-        return self._partial.push(data)
+        found = self._partial.push(data)
+        if found is None and not b"HTTP/1.".startswith(self._partial.start(7)):
+            raise FramingError("not an HTTP/1.1 response")
+        return found
 
     def _judge(self, head: bytes) -> None:
         """Judge a whole head. Raises FramingError and what the parser raises."""

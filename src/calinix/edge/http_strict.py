@@ -207,6 +207,10 @@ class HeadBuffer:
     def __bool__(self) -> bool:
         return bool(self._data)
 
+    def start(self, size: int) -> bytes:
+        """The first `size` bytes held."""
+        return bytes(self._data[:size])
+
     def push(self, data: bytes) -> tuple[bytes, bytes] | None:
         """The head and what follows it, or None while its end is to come.
 
