@@ -190,7 +190,8 @@ def _where(plan: RoutePlan) -> str:
 def _why(plan: RoutePlan) -> str:
     """The first choice in a line: what the winner had, and who came second."""
     choice = plan.to_dict()["choices"][0]
-    scores = next((c["scores"] for c in choice["candidates"] if c["podId"] == choice["picked"]), {})
+    candidates = {one["podId"]: one for one in choice["candidates"]}
+    scores: dict[str, float] = candidates[choice["picked"]]["scores"]
     terms = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
     second = f"; then {choice['runnerUp']}" if choice["runnerUp"] else ""
     return f"{plan.cached_blocks}/{plan.prompt_blocks} blocks there; {terms}{second}"
