@@ -21,7 +21,6 @@ from edgekit import (
     Answer,
     Requests,
     client_of,
-    connect,
     connect_pod,
     echo,
     pod,

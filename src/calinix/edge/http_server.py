@@ -11,6 +11,7 @@ import asyncio
 import functools
 import socket
 import ssl as ssl_module
+import struct
 from typing import Protocol, cast
 
 from calinix.config import Limits, Timeouts
@@ -48,7 +49,9 @@ LINGER_BYTES = 256 * 1024 * 1024
 REFUSED_CONNECTIONS = 128
 """Connections beyond the limit that are told so with a 503; those beyond these are dropped."""
 SWEEP_S = 1.0
-GONE_CHECK_S = 0.02
+GONE_CHECK_S = 0.005
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: on, no time: closing sends a reset."""
 BACKLOG = 4096
 _NOTHING = (0, 0.0)
 
@@ -189,20 +192,20 @@ class ServerConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Drop the connection at once. Nothing more is called for the answer owed."""
+        self._cut()
         self._release()
-        self._closing = True
-        if self._transport is not None:
-            self._transport.abort()
 
     def break_off(self) -> None:
         """End an answer that cannot be completed: what was written goes out, without its end.
 
         The client then knows that something is missing; an end would say that it is whole.
         """
-        self._release()
-        self._closing = True
-        if self._transport is not None:
+        if self._ends_with_connection():
+            self._cut()
+        elif self._transport is not None:
             self._transport.close()
+        self._closing = True
+        self._release()
 
     # ---- what the event loop calls
 
@@ -338,6 +341,7 @@ class ServerConnection(asyncio.Protocol):
     def _continue(self) -> None:
         assert self._transport is not None
         self._reader.continue_due = False
+        self._reader.began_at = self._loop.time()  # its time runs from when it may be sent
         self._transport.write(CONTINUE)
 
     def _refuse(self, error: HttpError) -> None:
@@ -422,11 +426,26 @@ class ServerConnection(asyncio.Protocol):
             self._paused = False
             transport.resume_reading()
 
+    def _ends_with_connection(self) -> bool:
+        """Whether the body under way looks whole wherever the connection ends."""
+        return self._started and self._left is None and not (self._chunked or self._bodiless)
+
+    def _cut(self) -> None:
+        """End the connection at once, and so that half an answer is not taken for a whole one."""
+        self._closing = True
+        transport = self._transport
+        if transport is None:
+            return
+        sock = transport.get_extra_info("socket") if self._ends_with_connection() else None
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        transport.abort()
+
     def _drop(self, size: int, now: float) -> None:
         self._heard_at = now
         self._dropped_bytes += size
-        if self._dropped_bytes > LINGER_BYTES and self._transport is not None:
-            self._transport.abort()
+        if self._dropped_bytes > LINGER_BYTES:
+            self._cut()
 
     def _check_gone(self, delay_s: float) -> None:
         """Find out whether a client that sends no more still listens.
@@ -457,16 +476,16 @@ class ServerConnection(asyncio.Protocol):
         elif self._closing:
             if now - self._heard_at > LINGER_QUIET_S or now - self._closing_since > LINGER_S:
                 transport.close()
-        elif self._reader.began_at and now - self._reader.began_at > timeouts.client_ms / 1000:
-            self._reader.stop()
-            self._refusal = RequestTimeout("the request did not arrive in time")
-            self._hand_over()
-        elif (
-            self._request is None
-            and not self._reader.began_at
-            and now - self._idle_since > timeouts.keep_alive_ms / 1000
-        ):
-            transport.close()
+        elif self._reader.began_at:
+            late = now - self._reader.began_at > timeouts.client_ms / 1000
+            if late and not self._reader.continue_due:
+                self._reader.stop()
+                self._refusal = RequestTimeout("the request did not arrive in time")
+                self._hand_over()
+        elif self._request is None:
+            limit_s = SWEEP_S if self._server.draining else timeouts.keep_alive_ms / 1000
+            if now - self._idle_since > limit_s:
+                transport.close()
 
     def _sweep_writing(self, transport: asyncio.Transport, now: float, limit_s: float) -> None:
         """Drop a client that has taken nothing of its answer for `limit_s`.
@@ -480,13 +499,12 @@ class ServerConnection(asyncio.Protocol):
         elif waiting < size or not since:
             self._buffered = (waiting, now)
         elif now - since > limit_s:
-            transport.abort()
+            self._cut()
         self._heard_at = self._closing_since = now
 
     def drop(self) -> None:
         """Close at once; the handler hears of it."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._cut()
 
     def close_idle(self) -> None:
         """Close unless a request is arriving or being answered."""
