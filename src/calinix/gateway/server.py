@@ -185,7 +185,9 @@ class Gateway:
             self.models.answer(request, path.removeprefix("/v1/models").removeprefix("/") or None)
         elif path == "/ready" and (self.draining or not self.router.ready()):
             reason = "draining" if self.draining else "no pod is ready"
-            raise errors.NoPod(reason, code="not_ready", retry_after_s=1)
+            # Somebody's probe, as often as it likes: no line in the request log.
+            error = errors.NoPod(reason, code="not_ready", retry_after_s=1)
+            self.answer_error(request, error)
         else:
             request.conn.respond(200, _JSON, b'{"status":"ok"}')
 
