@@ -1,9 +1,31 @@
 """Types of the compiled part: those of the reference."""  # noqa: PYI021
 
+from calinix.core.columns import Loads as Loads
+from calinix.core.columns import balanced as balanced
+from calinix.core.columns import least_of_highest as least_of_highest
+from calinix.core.columns import look as look
+from calinix.core.columns import only_highest as only_highest
+from calinix.core.columns import slots_of as slots_of
+from calinix.core.columns import weigh as weigh
 from calinix.core.hashing import Chain as Chain
 from calinix.core.hashing import hash_bytes as hash_bytes
 from calinix.core.hashing import hash_words as hash_words
+from calinix.core.hashing import join as join
 from calinix.core.hashing import seed_of as seed_of
 from calinix.core.registry import PrefixRegistry as NativePrefixRegistry
 
-__all__ = ["Chain", "NativePrefixRegistry", "hash_bytes", "hash_words", "seed_of"]
+__all__ = [
+    "Chain",
+    "Loads",
+    "NativePrefixRegistry",
+    "balanced",
+    "hash_bytes",
+    "hash_words",
+    "join",
+    "least_of_highest",
+    "look",
+    "only_highest",
+    "seed_of",
+    "slots_of",
+    "weigh",
+]

@@ -1,8 +1,9 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The compiled part: chains, the sharded index, the mirrors of the pods, NativePrefixRegistry.
+"""The compiled part: chains, the sharded index, the mirrors of the pods, NativePrefixRegistry;
+sums and searches over the candidates; the columns of load.
 
-The behaviour is that of hashing.py, index.py and registry.py, which say what and why; here is
-only how it is done fast, in little memory and without long pauses:
+The behaviour is that of hashing.py, index.py, registry.py and columns.py, which say what and why;
+here is only how it is done fast, in little memory and without long pauses:
 
 - A u64 is mixed with a secret of the process before any probing, so chosen hashes cannot be
   made to cluster. Of the mixed value the upper half picks the shard, the lower half the home.
@@ -18,7 +19,10 @@ No Python code runs while a table is being changed: every argument is converted 
 taken before anything is linked, so a MemoryError leaves a consistent registry.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+import array as arrays
+
+from cpython cimport array
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -52,6 +56,8 @@ cdef extern from *:
 cdef extern from "Python.h":
     # With NULL a number too large for Py_ssize_t is clipped, not refused.
     Py_ssize_t PyNumber_AsSsize_t(object value, void *error) except? -1
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+    Py_ssize_t Py_SIZE(object values) noexcept
 
 cdef enum:
     WORD_BITS = 64
@@ -988,6 +994,248 @@ cdef void touch(Mirror *pod, uint32_t last, Use use, uint32_t ticket) noexcept n
         bottom = node.parent
 
 
+# ---- Columns and candidates ----------------------------------------------------------------------
+
+cdef array.array DOUBLES = arrays.array("d")
+cdef array.array INTS = arrays.array("i")
+
+
+cdef array.array doubles(object values):
+    """The values as an array of doubles: itself, or a copy of another buffer of doubles."""
+    cdef array.array found
+    if isinstance(values, arrays.array):
+        found = values
+        if found.ob_descr.typecode == c"d":
+            return found
+    view = memoryview(values)
+    if view.format != "d" or view.ndim != 1:
+        raise ValueError(f"expected one dimension of float64, got {view.format!r}")
+    found = array.clone(DOUBLES, 0, False)
+    found.frombytes(view.tobytes())
+    return found
+
+
+cdef inline array.array ints(object slots):
+    cdef array.array found = slots
+    if found.ob_descr.typecode != c"i":
+        raise ValueError("slots have to be an array of the typecode 'i'")
+    return found
+
+
+def slots_of(bitmap):
+    """The slots of a bitmap; see `calinix.core.columns.slots_of`."""
+    cdef bytes octets = bitmap.to_bytes((bitmap.bit_length() + 7) // 8, "little")
+    cdef array.array found = array.clone(INTS, bitmap.bit_count(), False)
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(octets)
+    cdef Py_ssize_t i, count = 0
+    cdef uint32_t byte
+    for i in range(PyBytes_GET_SIZE(octets)):
+        byte = at[i]
+        while byte:
+            found.data.as_ints[count] = <int>(8 * i + lowest_bit(byte))
+            count += 1
+            byte &= byte - 1
+    return found
+
+
+def look(column, slots):
+    """The column at these slots, and the largest; see `calinix.core.columns.look`."""
+    cdef array.array cells = doubles(column), places = ints(slots)
+    cdef Py_ssize_t count = Py_SIZE(places), limit = Py_SIZE(cells), i
+    cdef array.array out = array.clone(DOUBLES, count, False)
+    cdef double *values = out.data.as_doubles
+    cdef double largest
+    cdef int slot
+    if count == 0:
+        raise ValueError("there are no slots to look at")
+    for i in range(count):
+        slot = places.data.as_ints[i]
+        if not 0 <= slot < limit:
+            raise ValueError(f"slot {slot} is outside of the column")
+        values[i] = cells.data.as_doubles[slot]
+    largest = values[0]
+    for i in range(1, count):
+        if values[i] > largest:
+            largest = values[i]
+    return out, largest
+
+
+def balanced(values, slots, double factor, double offset):
+    """Who is not far above the mean; see `calinix.core.columns.balanced`."""
+    cdef array.array loads = doubles(values), places = ints(slots)
+    cdef Py_ssize_t count = Py_SIZE(places), i, kept = 0
+    cdef double bound = 0.0
+    if Py_SIZE(loads) != count:
+        raise ValueError(f"slots and values differ in length: {count} and {Py_SIZE(loads)}")
+    if count == 0:
+        return 0
+    for i in range(count):
+        bound += loads.data.as_doubles[i]
+    bound = factor * bound / count + offset
+    for i in range(count):
+        kept += loads.data.as_doubles[i] <= bound
+    if kept == count or kept == 0:
+        return 0
+    cdef bytearray octets = bytearray(MAX_SLOTS // 8)
+    cdef int slot, size = 0
+    for i in range(count):
+        slot = places.data.as_ints[i]
+        if not 0 <= slot < MAX_SLOTS:
+            raise ValueError(f"slot {slot} is outside of 0..{MAX_SLOTS - 1}")
+        if loads.data.as_doubles[i] <= bound:
+            (<uint8_t *><char *>octets)[slot >> 3] |= <uint8_t>1 << (slot & 7)
+            size = max(size, (slot >> 3) + 1)
+    return int.from_bytes(octets[:size], "little")
+
+
+def weigh(terms, tuple weights not None, Py_ssize_t count):
+    """The weighted sum of the terms; see `calinix.core.columns.weigh`."""
+    cdef array.array out = array.clone(DOUBLES, count, True)
+    cdef double *total = out.data.as_doubles
+    cdef array.array values
+    cdef const double *value
+    cdef double factor
+    cdef Py_ssize_t i
+    for term, weight in zip(terms, weights, strict=True):
+        if term is None:
+            continue
+        values = doubles((<tuple>term)[0])
+        if Py_SIZE(values) != count:
+            raise ValueError(f"a term of {Py_SIZE(values)} values for {count} candidates")
+        factor = <double>weight * <double>(<tuple>term)[1]
+        value = values.data.as_doubles
+        for i in range(count):
+            total[i] += value[i] * factor
+    return out
+
+
+def only_highest(scores):
+    """Where the highest stands, if there is one; see `calinix.core.columns.only_highest`."""
+    cdef array.array values = doubles(scores)
+    cdef const double *value = values.data.as_doubles
+    cdef Py_ssize_t count = Py_SIZE(values), place = 0, i
+    cdef bint alone = True
+    if count == 0:
+        raise ValueError("there are no scores")
+    for i in range(1, count):
+        if value[i] >= value[place]:
+            alone = value[i] > value[place]
+            place = i
+    return place if alone else -1
+
+
+def least_of_highest(scores, loads, double draw):
+    """One of those that tie; see `calinix.core.columns.least_of_highest`."""
+    cdef array.array values = doubles(scores), held = doubles(loads)
+    cdef const double *value = values.data.as_doubles
+    cdef const double *load = held.data.as_doubles
+    cdef Py_ssize_t count = Py_SIZE(values), place = 0, tied = 1, i, left
+    if count == 0 or Py_SIZE(held) != count or not 0.0 <= draw < 1.0:
+        raise ValueError("scores and loads have to be of one length, a draw in [0, 1)")
+    for i in range(1, count):
+        if value[i] > value[place] or (value[i] == value[place] and load[i] < load[place]):
+            place = i
+            tied = 1
+        elif value[i] == value[place] and load[i] == load[place]:
+            tied += 1
+    left = <Py_ssize_t>(draw * tied)
+    for i in range(place, count):
+        if value[i] == value[place] and load[i] == load[place]:
+            if left == 0:
+                return i
+            left -= 1
+    return place
+
+
+cdef class Loads:
+    """The compiled `calinix.core.columns.Loads`, which documents every method."""
+
+    cdef readonly array.array inflight
+    cdef readonly array.array prefill_tokens
+    cdef readonly array.array decode_tokens
+    cdef readonly array.array bounds
+    cdef tuple views
+    cdef Py_ssize_t count
+
+    def __cinit__(self, Py_ssize_t slots):
+        if not 1 <= slots <= MAX_SLOTS:
+            raise ValueError(f"slots must be in 1..{MAX_SLOTS}, not {slots}")
+        self.count = slots
+        self.inflight = array.clone(DOUBLES, slots, True)
+        self.prefill_tokens = array.clone(DOUBLES, slots, True)
+        self.decode_tokens = array.clone(DOUBLES, slots, True)
+        self.bounds = array.clone(DOUBLES, slots, True)
+        # An array that is viewed cannot be made longer or shorter.
+        columns = (self.inflight, self.prefill_tokens, self.decode_tokens, self.bounds)
+        self.views = tuple([memoryview(column) for column in columns])
+
+    cdef inline int check(self, Py_ssize_t slot) except -1:
+        if not 0 <= slot < self.count:
+            raise IndexError(f"slot {slot} is outside of 0..{self.count - 1}")
+        return 0
+
+    def take(
+        self, Py_ssize_t slot, Py_ssize_t prefill_slot, double prefill_tokens, double decode_tokens
+    ):
+        cdef Py_ssize_t prefiller = slot if prefill_slot < 0 else prefill_slot
+        self.check(slot)
+        self.check(prefiller)
+        self.decode_tokens.data.as_doubles[slot] += decode_tokens
+        self.prefill_tokens.data.as_doubles[prefiller] += prefill_tokens
+        self.inflight.data.as_doubles[slot] += 1.0
+        if prefill_slot >= 0:
+            self.inflight.data.as_doubles[prefiller] += 1.0
+        return self.is_full(slot) or self.is_full(prefiller)
+
+    def give_prefill(self, Py_ssize_t slot, double prefill_tokens, bint request):
+        cdef bint was_full
+        self.check(slot)
+        self.prefill_tokens.data.as_doubles[slot] -= prefill_tokens
+        if not request:
+            return False
+        was_full = self.is_full(slot)
+        self.inflight.data.as_doubles[slot] -= 1.0
+        return was_full
+
+    def give(self, Py_ssize_t slot, double prefill_tokens, double decode_tokens):
+        cdef bint was_full
+        self.check(slot)
+        was_full = self.is_full(slot)
+        self.prefill_tokens.data.as_doubles[slot] -= prefill_tokens
+        self.decode_tokens.data.as_doubles[slot] -= decode_tokens
+        self.inflight.data.as_doubles[slot] -= 1.0
+        return was_full
+
+    cdef inline bint is_full(self, Py_ssize_t slot) noexcept:
+        return self.inflight.data.as_doubles[slot] >= self.bounds.data.as_doubles[slot]
+
+
+# ---- Texts ---------------------------------------------------------------------------------------
+
+def join(list pieces not None):
+    """Texts as UTF-8 and bytes, one after the other; see `calinix.core.canonical.join`."""
+    cdef Py_ssize_t total = 0, size = 0
+    cdef const char *at
+    cdef char *to
+    cdef bytes joined
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            total += PyBytes_GET_SIZE(piece)
+        else:
+            PyUnicode_AsUTF8AndSize(piece, &size)
+            total += size
+    joined = PyBytes_FromStringAndSize(NULL, total)
+    to = PyBytes_AS_STRING(joined)
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            at, size = PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece)
+        else:
+            at = PyUnicode_AsUTF8AndSize(piece, &size)
+        memcpy(to, at, size)
+        to += size
+    return joined
+
+
 # ---- Registry ----------------------------------------------------------------------------------
 
 cdef uint32_t checked_capacity(object capacity_blocks) except? 0:
@@ -1114,29 +1362,53 @@ cdef class NativePrefixRegistry:
 
     def depths(self, Chain chain not None, const int32_t[:] slots not None, double[:] out not None):
         cdef Py_ssize_t count = slots.shape[0], i
-        cdef uint64_t *sets = self.sets
-        cdef uint32_t deepest = 0
-        cdef int32_t slot
-        cdef Range ranges[FRAMES]
-        cdef int open_count = 1
+        cdef uint32_t deepest
         if count != out.shape[0]:
             raise ValueError(f"slots and out differ in length: {count} and {out.shape[0]}")
         if count == 0:
             return 0
-        memset(sets, 0, self.index.words * sizeof(uint64_t))
+        memset(self.sets, 0, self.index.words * sizeof(uint64_t))
         for i in range(count):
-            slot = slots[i]
-            if not 0 <= slot < <int32_t>self.max_pods or self.pods[slot] == NULL:
-                self.open_number(slot)
-            sets[slot // WORD_BITS] |= <uint64_t>1 << (slot % WORD_BITS)
-        ranges[0].low = 0
-        ranges[0].high = chain.count
-        while next_group(&self.index, chain.hashes, ranges, sets, &open_count):
-            self.note(sets + <size_t>open_count * self.index.words, ranges[open_count].low)
-            if ranges[open_count].low > deepest:
-                deepest = <uint32_t>ranges[open_count].low
+            self.ask_for(slots[i])
+        deepest = self.search(chain)
         for i in range(count):
             out[i] = self.found[slots[i]]
+        return deepest
+
+    def held(self, Chain chain not None, slots not None):
+        cdef array.array asked = ints(slots)
+        cdef Py_ssize_t count = Py_SIZE(asked), i
+        cdef array.array out = array.clone(DOUBLES, count, False)
+        cdef double *depth = out.data.as_doubles
+        cdef uint32_t deepest
+        memset(self.sets, 0, self.index.words * sizeof(uint64_t))
+        for i in range(count):
+            self.ask_for(asked.data.as_ints[i])
+        deepest = self.search(chain) if count else 0
+        for i in range(count):
+            depth[i] = self.found[asked.data.as_ints[i]]
+        return out, deepest
+
+    cdef inline int ask_for(self, int32_t slot) except -1:
+        """One of the slots that the next `search` is for."""
+        if not 0 <= slot < <int32_t>self.max_pods or self.pods[slot] == NULL:
+            self.open_number(slot)
+        set_bit(self.sets, slot)
+        return 0
+
+    cdef uint32_t search(self, Chain chain) noexcept:
+        """Writes into `found` how much of the chain each slot asked for holds; the largest."""
+        cdef Range ranges[FRAMES]
+        cdef int open_count = 1
+        cdef uint32_t deepest = 0
+        ranges[0].low = 0
+        ranges[0].high = chain.count
+        while next_group(&self.index, chain.hashes, ranges, self.sets, &open_count):
+            self.note(
+                self.sets + <size_t>open_count * self.index.words, ranges[open_count].low
+            )
+            if ranges[open_count].low > deepest:
+                deepest = <uint32_t>ranges[open_count].low
         return deepest
 
     def match(self, Chain chain not None, candidates):

@@ -26,6 +26,7 @@ from calinix.core.bodies import (
     Part,
     ResponsesBody,
 )
+from calinix.core.kv import join
 
 _MESSAGE = b"\xff"
 _FIELD = b"\xfe"
@@ -60,55 +61,55 @@ class _UnusualError(ValueError):
 
 def chat(body: ChatBody, raw: bytes) -> bytes:
     """The key of a chat: tools, then the messages in order. Raises ValueError."""
-    pieces: list[bytes] = []
+    pieces: list[str | bytes] = []
     if body.tools is not UNSET:
         _tools(pieces, body.tools)
     _all(pieces, body.messages or [], raw, "messages")
-    return b"".join(pieces)
+    return join(pieces)
 
 
 def messages(body: MessagesBody, raw: bytes) -> bytes:
     """The key of an Anthropic request: tools, `system`, the messages. Raises ValueError."""
-    pieces: list[bytes] = []
+    pieces: list[str | bytes] = []
     if body.tools is not UNSET:
         _tools(pieces, body.tools)
     if body.system is not None:
         _system(pieces, body.system)
     _all(pieces, body.messages or [], raw, "messages")
-    return b"".join(pieces)
+    return join(pieces)
 
 
 def responses(body: ResponsesBody, raw: bytes) -> bytes:
     """The key of a /v1/responses request: tools, instructions, input. Raises ValueError."""
-    pieces: list[bytes] = []
+    pieces: list[str | bytes] = []
     if body.tools is not UNSET:
         _tools(pieces, body.tools)
     if body.instructions is not None:
         _system(pieces, body.instructions)
     if isinstance(body.input, str):
-        pieces += (_HEADS["user"], body.input.encode())
+        pieces += (_HEADS["user"], body.input)
     elif body.input is not None:
         _all(pieces, body.input, raw, "input")
-    return b"".join(pieces)
+    return join(pieces)
 
 
-def _tools(pieces: list[bytes], tools: Raw) -> None:
+def _tools(pieces: list[str | bytes], tools: Raw) -> None:
     if (octets := _compact(tools)) not in (b"null", b"[]"):
         pieces += (_TOOLS, octets)
 
 
-def _system(pieces: list[bytes], content: Content) -> None:
+def _system(pieces: list[str | bytes], content: Content) -> None:
     pieces.append(_MESSAGE + b"system")
     _content(pieces, content, 0)
 
 
-def _all(pieces: list[bytes], items: list[Message], raw: bytes, field: str) -> None:
+def _all(pieces: list[str | bytes], items: list[Message], raw: bytes, field: str) -> None:
     loose: Any = None
     for message in items:
         content = message.content
         if type(content) is str and (head := _HEADS.get(message.role)) and _is_plain(message):
             pieces.append(head)
-            pieces.append(content.encode())
+            pieces.append(content)
             continue
         start = len(pieces)
         try:
@@ -122,7 +123,7 @@ def _all(pieces: list[bytes], items: list[Message], raw: bytes, field: str) -> N
             pieces += (_MESSAGE + _FIELD + b"j", msgspec.json.encode(loose[number]))
 
 
-def _message(pieces: list[bytes], message: Message) -> None:
+def _message(pieces: list[str | bytes], message: Message) -> None:
     if message.type not in _ITEM_TYPES:
         raise _UnusualError
     pieces.append(_MESSAGE + message.role.encode())
@@ -166,30 +167,30 @@ def _is_plain(message: Message) -> bool:
     )
 
 
-def _content(pieces: list[bytes], content: Content, depth: int) -> None:
+def _content(pieces: list[str | bytes], content: Content, depth: int) -> None:
     if content is None:
         return
     if isinstance(content, str):
-        pieces += (_TEXT, content.encode())
+        pieces += (_TEXT, content)
         return
     for part in content:
         if part.type in _TEXT_TYPES and part.text is not None:
-            pieces += (_TEXT, part.text.encode())
+            pieces += (_TEXT, part.text)
         else:
             _part(pieces, part, depth)
 
 
-def _part(pieces: list[bytes], part: Part, depth: int) -> None:
+def _part(pieces: list[str | bytes], part: Part, depth: int) -> None:
     """A part that is no text: its type, then its fields in one order."""
     kind = part.type
     if depth > _MAX_DEPTH or (kind not in _MEDIA_TYPES and kind not in _OTHER_TYPES):
         raise _UnusualError
-    pieces += (_FIELD, b"p", kind.encode())
+    pieces += (_FIELD, b"p", kind)
     _field(pieces, b"n", part.name)
     _field(pieces, b"i", part.id)
     _field(pieces, b"k", part.tool_use_id)
     if part.text is not None:
-        pieces += (_TEXT, part.text.encode())
+        pieces += (_TEXT, part.text)
     _field(pieces, b"h", part.thinking)
     _field(pieces, b"d", part.data)
     _field(pieces, b"u", part.refusal)
@@ -204,12 +205,12 @@ def _part(pieces: list[bytes], part: Part, depth: int) -> None:
         pieces.append(_FIELD + b")")
 
 
-def _field(pieces: list[bytes], tag: bytes, value: str | None) -> None:
+def _field(pieces: list[str | bytes], tag: bytes, value: str | None) -> None:
     if value is not None:
-        pieces += (_FIELD, tag, value.encode())
+        pieces += (_FIELD, tag, value)
 
 
-def _json_field(pieces: list[bytes], tag: bytes, value: Maybe) -> None:
+def _json_field(pieces: list[str | bytes], tag: bytes, value: Maybe) -> None:
     if value is not UNSET and (octets := _compact(value)) not in (b"null", b"[]"):
         pieces += (_FIELD, tag, octets)
 

@@ -7,13 +7,13 @@ The recipe says which functions do the stages' work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from calinix.core.bitmap import HostBitmap
-from calinix.core.columns import Floats
+from calinix.core.columns import Floats, Term
 from calinix.core.pods import Pod, Role, SlotSet
 from calinix.core.requests import RouteRequest
 
@@ -21,51 +21,67 @@ if TYPE_CHECKING:
     from calinix.core.state import State
 
 
-Term = tuple[Floats, float, float]
-"""(values, scale, offset): the scores are values x scale + offset, in [0, 1], one per candidate.
-
-A line through values that are there already costs nothing to write down; it is worked out as
-part of the weighted sum.
-"""
-
-
-class Choice(msgspec.Struct, eq=False, gc=False):
+class Choice:
     """The way to one pod. Arrays have one entry per candidate, in the order of `among.slots`."""
 
-    role: Role
-    blocks: int
-    """Of the prompt; 0: nothing to look up."""
-    pool: HostBitmap
-    """The pods of the role."""
-    who: tuple[Pod | None, ...]
-    """Pod by slot, at that time."""
-    near: Pod | None = None
-    """Decode: the prefill pod that was picked."""
-    last: Pod | None = None
-    """The session's last pod."""
-    candidates: HostBitmap = 0
-    """Who is left."""
-    dropped: tuple[tuple[str, HostBitmap], ...] = ()
-    """(filter, whom it dropped), in order."""
-    among: SlotSet | None = None
-    inflight: Floats | None = None
-    """Requests of each candidate, before this one."""
-    busiest: float = 0.0
-    """The largest of these."""
-    depths: Floats | None = None
-    """Leading blocks of the prompt that each candidate holds; None: not looked up."""
-    deepest: float = 0.0
-    """The largest of these."""
-    silent: HostBitmap = 0
-    """Candidates not heard of for too long: their depths count as 0."""
-    terms: tuple[tuple[str, float, Term], ...] = ()
-    """(scorer, weight, its scores)."""
-    scores: Floats | None = None
-    """The weighted sum without the terms' offsets; None where the picker needs none."""
-    index: int = -1
-    """Place of the pick among the candidates."""
-    pod: Pod | None = None
-    """The pick; None when nobody was left."""
+    # Not a Struct: the stages set many of these, which is seven times faster on plain slots.
+    __slots__ = (
+        "among", "blocks", "busiest", "candidates", "deepest", "depths", "dropped", "index",
+        "inflight", "last", "names", "near", "pod", "pool", "role", "scores", "silent", "terms",
+        "weights", "who",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        role: Role,
+        blocks: int,
+        pool: HostBitmap,
+        who: tuple[Pod | None, ...],
+        near: Pod | None = None,
+        candidates: HostBitmap = 0,
+        among: SlotSet | None = None,
+        inflight: Floats | None = None,
+        busiest: float = 0.0,
+        depths: Floats | None = None,
+        deepest: float = 0.0,
+    ):
+        self.role = role
+        self.blocks = blocks
+        """Of the prompt; 0: nothing to look up."""
+        self.pool = pool
+        """The pods of the role."""
+        self.who = who
+        """Pod by slot, at that time."""
+        self.near = near
+        """Decode: the prefill pod that was picked."""
+        self.candidates = candidates
+        """Who is left."""
+        self.among = among
+        self.inflight = inflight
+        """Requests of each candidate, before this one."""
+        self.busiest = busiest
+        """The largest of these."""
+        self.depths = depths
+        """Leading blocks of the prompt that each candidate holds; None: not looked up."""
+        self.deepest = deepest
+        """The largest of these."""
+        self.dropped: tuple[tuple[str, HostBitmap], ...] = ()
+        """(filter, whom it dropped), in order."""
+        self.silent: HostBitmap = 0
+        """Candidates not heard of for too long: their depths count as 0."""
+        self.last: Pod | None = None
+        """The session's last pod."""
+        self.names: tuple[str, ...] = ()
+        """Of the scorers; likewise:"""
+        self.weights: tuple[float, ...] = ()
+        self.terms: Sequence[Term | None] = ()
+        """What each of them said."""
+        self.scores: Floats | None = None
+        """The weighted sum without the terms' offsets; None where the picker needs none."""
+        self.index = -1
+        """Place of the pick among the candidates."""
+        self.pod: Pod | None = None
+        """The pick; None when nobody was left."""
 
     def drop(self, reason: str, kept: HostBitmap) -> None:
         """Leaves only `kept` among the candidates."""
@@ -75,7 +91,7 @@ class Choice(msgspec.Struct, eq=False, gc=False):
 
 Filter = Callable[["State", RouteRequest, Choice], HostBitmap]
 """Whom to keep; may hold slots that are no candidates."""
-Scorer = Callable[["State", RouteRequest, Choice], "Term | None"]
+Scorer = Callable[["State", RouteRequest, Choice], Term | None]
 """None: nothing to say, as if all scores were 0."""
 Picker = Callable[["State", RouteRequest, Choice], int]
 """Place of the pick among the candidates."""
@@ -88,6 +104,9 @@ class Recipe(msgspec.Struct, frozen=True):
     """After those that always apply; with their names."""
     scorers: tuple[tuple[str, float, Scorer], ...]
     """(name, weight, scorer)."""
+    names: tuple[str, ...]
+    """Of the scorers; likewise:"""
+    weights: tuple[float, ...]
     picker: Picker
     uses_cache: bool
     """A scorer needs to know how much of the prompt each candidate holds."""

@@ -15,6 +15,7 @@ import msgspec
 
 from calinix.core import bitmap
 from calinix.core.choice import Choice
+from calinix.core.columns import Term
 from calinix.core.requests import RoutePlan
 
 
@@ -81,7 +82,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "role": choice.role,
         "picked": picked,
         "runnerUp": others[0] if others and choice.scores is not None else None,
-        "weights": {name: weight for name, weight, _ in choice.terms},
+        "weights": {name: weight for name, weight, _ in _said(choice)},
         "candidates": candidates,
         "filtered": [
             {"podId": pod.id, "filter": name}
@@ -92,24 +93,32 @@ def _choice(choice: Choice) -> dict[str, Any]:
     }
 
 
+def _said(choice: Choice) -> Iterator[tuple[str, float, Term]]:
+    """(name, weight, term) of the scorers that had something to say."""
+    for name, weight, term in zip(choice.names, choice.weights, choice.terms, strict=True):
+        if term is not None:
+            yield name, weight, term
+
+
 def _candidates(choice: Choice) -> Iterator[dict[str, Any]]:
     among = choice.among
     if among is None or choice.inflight is None:
         return
-    offset = sum(weight * base for _, weight, (_, _, base) in choice.terms)
-    for place, slot in enumerate(among.slots.tolist()):
+    said = list(_said(choice))
+    offset = sum(weight * base for _, weight, (_, _, base) in said)
+    for place, slot in enumerate(among.slots):
         pod = choice.who[slot]
         if pod is not None:
             depths, scores = choice.depths, choice.scores
             yield {
                 "podId": pod.id,
-                "score": None if scores is None else round(scores.item(place) + offset, 6),
+                "score": None if scores is None else round(float(scores[place]) + offset, 6),
                 "scores": {
-                    name: round(values.item(place) * scale + base, 6)
-                    for name, _, (values, scale, base) in choice.terms
+                    name: round(float(values[place]) * scale + base, 6)
+                    for name, _, (values, scale, base) in said
                 },
-                "inflight": int(choice.inflight.item(place)),
-                "cachedBlocks": None if depths is None else int(depths.item(place)),
+                "inflight": int(choice.inflight[place]),
+                "cachedBlocks": None if depths is None else int(depths[place]),
                 "silent": bool(choice.silent >> slot & 1),
             }
 

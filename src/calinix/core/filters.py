@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from calinix.core.bitmap import HostBitmap
 from calinix.core.choice import Choice, Filter
+from calinix.core.kv import balanced
 from calinix.core.requests import RouteRequest
 from calinix.core.state import State
 
@@ -65,17 +66,12 @@ def on_trial(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
 
 def imbalance(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
     """Pods with inflight <= factor x mean + offset over the candidates."""
-    among, inflight, rule = choice.among, choice.inflight, state.strategy.imbalance
+    rule = state.strategy.imbalance
     if choice.busiest <= rule.offset:
         return choice.candidates  # whatever the mean is
-    assert among is not None
-    assert inflight is not None
-    bound = rule.factor * float(inflight.dot(among.ones)) / among.count + rule.offset
-    if choice.busiest <= bound:
-        return choice.candidates
-    kept = 0
-    for slot in among.slots[inflight <= bound].tolist():
-        kept |= 1 << slot
+    assert choice.among is not None
+    assert choice.inflight is not None
+    kept = balanced(choice.inflight, choice.among.slots, rule.factor, rule.offset)
     return kept or choice.candidates
 
 
@@ -99,12 +95,13 @@ FILTERS: dict[str, Filter] = {"imbalance": imbalance}
 def narrow(state: State, request: RouteRequest, choice: Choice) -> None:
     """Applies the filters that always apply, from the whole pool."""
     pool = choice.candidates = choice.pool
-    health, table = state.health, state.table
-    unfit = ~health.usable | health.cooling | table.draining | state.ledger.full
+    table, health = state.table, state.health
+    unfit = table.draining | state.ledger.full | health.cooling | request.avoid
     if (
-        not pool & (unfit | request.avoid)
+        (not unfit or not pool & unfit)
+        and pool & health.usable == pool
         and request.pinned_pod is None
-        and (not pool & ~table.any_model or not pool & ~table.serving(request.model))
+        and (pool & table.any_model == pool or pool & table.serving(request.model) == pool)
     ):
         return  # the usual case: nobody would be dropped
     for name, keep in ALWAYS.items():

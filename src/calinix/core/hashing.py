@@ -126,6 +126,11 @@ def digest(data: bytes) -> int:
     return state
 
 
+def join(pieces: list[str | bytes]) -> bytes:
+    """Texts as UTF-8 and bytes, one after the other. Raises ValueError for lone surrogates."""
+    return b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
+
+
 def seed_of(namespace: bytes) -> int:
     """The first state of every chain in this namespace (u64, never 0)."""
     return step(OFFSET, digest(_checked_bytes(namespace))) or OFFSET

@@ -13,9 +13,10 @@ import heapq
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from calinix.core.bitmap import HostBitmap
-from calinix.core.columns import Column
+from calinix.core.kv import Loads
 from calinix.core.pods import Pod, PodTable
 from calinix.core.requests import Work
 
@@ -61,15 +62,14 @@ class Ledger:
         self._releases: list[tuple[float, int]] = []
         self.next_release_s = float("inf")
         """When `release_due` has something to do."""
-        self._inflight = Column(table.max_pods)
-        self._prefill = Column(table.max_pods)
-        self._decode = Column(table.max_pods)
         self._holders = [0] * table.max_pods
-        self.inflight = self._inflight.values
+        self.loads = Loads(table.max_pods)
+        """The columns, for taking the load of many pods at once."""
+        self.inflight = np.asarray(self.loads.inflight)
         """Requests by slot, shape (max_pods,); likewise:"""
-        self.prefill_tokens = self._prefill.values
+        self.prefill_tokens = np.asarray(self.loads.prefill_tokens)
         """Uncached prompt tokens whose first token is not there yet."""
-        self.decode_tokens = self._decode.values
+        self.decode_tokens = np.asarray(self.loads.decode_tokens)
         """Output tokens expected of the requests inflight."""
         self.full: HostBitmap = 0
         """Pods with inflight >= maxConns."""
@@ -84,7 +84,7 @@ class Ledger:
 
     def backlog_tokens(self, slot: int) -> float:
         """The pod's uncached prompt tokens before their first token."""
-        return self._prefill.cells[slot]
+        return self.loads.prefill_tokens[slot]
 
     def is_idle(self, slot: int) -> bool:
         """Whether no open lease speaks of the slot."""
@@ -102,11 +102,11 @@ class Ledger:
         explanation: Explanation,
     ) -> Lease:
         """Takes the load; token counts are rounded to whole tokens."""
-        tokens = float(int(prefill_tokens + 0.5))
-        output = float(int(decode_tokens + 0.5))
-        self._last_id += 1
-        lease = Lease(
-            self._last_id,
+        tokens = (prefill_tokens + 0.5) // 1.0
+        output = (decode_tokens + 0.5) // 1.0
+        self._last_id = lease_id = self._last_id + 1
+        self._open[lease_id] = lease = Lease(
+            lease_id,
             pod,
             prefill,
             work,
@@ -118,42 +118,49 @@ class Ledger:
             explanation,
             tokens,
         )
-        self._open[self._last_id] = lease
         slot = pod.slot
-        self._take(slot)
         self._holders[slot] += 1
-        self._decode.cells[slot] += output
-        if prefill is not None:
-            slot = prefill.slot
-            self._take(slot)
-            self._holders[slot] += 1
-        self._prefill.cells[slot] += tokens
+        if prefill is None:
+            if self.loads.take(slot, -1, tokens, output):
+                self.recheck(slot)
+        else:
+            self._holders[prefill.slot] += 1
+            if self.loads.take(slot, prefill.slot, tokens, output):
+                self.recheck(slot)
+                self.recheck(prefill.slot)
         return lease
 
     def release_prefill(self, lease: Lease) -> None:
         """The prompt is prefilled: that part goes back. Harmless the second time."""
-        tokens = lease.prefill_tokens
-        prefill = lease.prefill
-        if tokens:
-            slot = lease.pod.slot if prefill is None else prefill.slot
-            self._prefill.cells[slot] -= tokens
+        tokens, prefill = lease.prefill_tokens, lease.prefill
+        if prefill is None:
+            if tokens:
+                lease.prefill_tokens = 0.0
+                self.loads.give_prefill(lease.pod.slot, tokens, False)
+        elif tokens or lease.prefill_held:
+            slot, held = prefill.slot, lease.prefill_held
             lease.prefill_tokens = 0.0
-        if lease.prefill_held and prefill is not None:
             lease.prefill_held = False
-            self._give_back(prefill.slot)
+            if self.loads.give_prefill(slot, tokens, held):
+                self.recheck(slot)
 
     def close(self, lease_id: int) -> Lease | None:
         """Gives back all that is still held; None for an unknown or closed lease."""
         lease = self._open.pop(lease_id, None)
         if lease is None:
             return None
-        self.release_prefill(lease)
-        slot = lease.pod.slot
-        self._decode.cells[slot] -= lease.decode_tokens
-        self._give_back(slot)
+        slot, prefill = lease.pod.slot, lease.prefill
         self._holders[slot] -= 1
-        if lease.prefill is not None:
-            self._holders[lease.prefill.slot] -= 1
+        tokens = 0.0
+        if prefill is None:
+            tokens = lease.prefill_tokens
+            if tokens:
+                lease.prefill_tokens = 0.0
+        else:
+            self._holders[prefill.slot] -= 1
+            self.release_prefill(lease)
+        if self.loads.give(slot, tokens, lease.decode_tokens):
+            self.recheck(slot)
         return lease
 
     def release_prefill_at(self, lease: Lease, due_s: float) -> None:
@@ -175,21 +182,10 @@ class Ledger:
         self.next_release_s = releases[0][0] if releases else float("inf")
 
     def recheck(self, slot: int) -> None:
-        """Whether the pod is full, after its maxConns changed."""
-        mark = 1 << slot
-        if self._inflight.cells[slot] >= self._table.max_conns[slot]:
+        """Whether the pod is full, after its load or its maxConns changed."""
+        mark, bound = 1 << slot, float(self._table.max_conns[slot])
+        self.loads.bounds[slot] = bound
+        if self.loads.inflight[slot] >= bound:
             self.full |= mark
         else:
             self.full &= ~mark
-
-    def _take(self, slot: int) -> None:
-        inflight = self._inflight.cells[slot] + 1.0
-        self._inflight.cells[slot] = inflight
-        if inflight >= self._table.max_conns[slot]:
-            self.full |= 1 << slot
-
-    def _give_back(self, slot: int) -> None:
-        inflight = self._inflight.cells[slot] - 1.0
-        self._inflight.cells[slot] = inflight
-        if self.full >> slot & 1 and inflight < self._table.max_conns[slot]:
-            self.full &= ~(1 << slot)

@@ -6,52 +6,29 @@ To add one: write the function, and its line in PICKERS.
 # ruff: noqa: ARG001  one signature for all
 from __future__ import annotations
 
+import numpy as np
+
 from calinix.core import bitmap
 from calinix.core.choice import Choice, Picker
-from calinix.core.columns import Floats
-from calinix.core.pods import SlotSet
+from calinix.core.kv import least_of_highest, only_highest
 from calinix.core.requests import RouteRequest
 from calinix.core.state import State
-
-_FEW = 16
-"""Up to so many candidates lists are faster than arrays."""
 
 
 def best(state: State, request: RouteRequest, choice: Choice) -> int:
     """The highest score. Ties: least inflight, then at random; by pod id if deterministic."""
     scores, among, inflight = choice.scores, choice.among, choice.inflight
     assert scores is not None
+    place = only_highest(scores)
+    if place >= 0:
+        return place
     assert among is not None
     assert inflight is not None
-    if among.count <= _FEW:
-        return _best_of_few(state, among, scores.tolist(), inflight)
-    top = scores.argmax()
-    # Beside an array of one element comparing is twice as fast as beside a number.
-    tied = (scores == scores[top : top + 1]).nonzero()[0]
-    if len(tied) == 1:
-        return int(top)
     if state.deterministic:
-        return int(tied[state.table.ranks[among.slots[tied]].argmin()])
-    loads = inflight[tied]
-    least = loads == loads[loads.argmin()]
-    if not least.all():
-        tied = tied[least]
-    return int(tied[int(state.rng.random() * len(tied))])
-
-
-def _best_of_few(state: State, among: SlotSet, scores: list[float], inflight: Floats) -> int:
-    """The same, in half the time where there are few candidates."""
-    top = max(scores)
-    if scores.count(top) == 1:
-        return scores.index(top)
-    tied = [place for place, score in enumerate(scores) if score == top]
-    if state.deterministic:
-        ranks, slots = state.table.ranks, among.slots
-        return min(tied, key=lambda place: ranks.item(slots.item(place)))
-    loads = inflight.tolist()
-    least = min([loads[place] for place in tied])
-    tied = [place for place in tied if loads[place] == least]
-    return tied[int(state.rng.random() * len(tied))]
+        values, ranks = np.asarray(scores), state.table.ranks
+        tied = np.flatnonzero(values == values.max())
+        return int(tied[ranks[np.asarray(among.slots)[tied]].argmin()])
+    return least_of_highest(scores, inflight, state.rng.random())
 
 
 def at_random(state: State, request: RouteRequest, choice: Choice) -> int:
@@ -80,11 +57,10 @@ def less_loaded_of_two(state: State, request: RouteRequest, choice: Choice) -> i
     # The other is drawn from the rest, so that all pairs are equally likely.
     other = int(state.rng.random() * (count - 1))
     other += other >= one
-    loads = choice.inflight
-    if loads.item(one) == loads.item(other) and state.deterministic:
-        ranks, slots = state.table.ranks, choice.among.slots
-        return min(one, other, key=lambda place: ranks.item(slots.item(place)))
-    return one if loads.item(one) <= loads.item(other) else other
+    loads, slots = choice.inflight, choice.among.slots
+    if loads[one] == loads[other] and state.deterministic:
+        return min(one, other, key=lambda place: state.table.ranks.item(slots[place]))
+    return one if loads[one] <= loads[other] else other
 
 
 PICKERS: dict[str, Picker] = {

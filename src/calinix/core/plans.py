@@ -7,8 +7,6 @@ anything else: the request is on its way some microseconds earlier, and nobody c
 
 from __future__ import annotations
 
-import numpy as np
-
 from calinix.core.choice import Choice
 from calinix.core.explain import DecisionRing, Explanation
 from calinix.core.ledger import Lease
@@ -31,7 +29,6 @@ class Planner:
         self._means = means
         self._decisions = decisions
         self._unsettled: tuple[RouteRequest, RoutePlan, Lease] | None = None
-        self._one_depth = np.empty(1)
 
     def open(
         self,
@@ -117,7 +114,7 @@ class Planner:
         if self._state.health.silent >> prefiller.slot & 1:
             return 0
         alone = self._state.table.slot_set(1 << prefiller.slot)
-        return self._state.registry.depths(prompt.chain, alone.slots32, self._one_depth)
+        return self._state.registry.held(prompt.chain, alone.slots)[1]
 
     def _begin_trials(self, lease: Lease) -> None:
         """A half-open pod gets no other request until this one has shown what it can do."""

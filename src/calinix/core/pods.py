@@ -12,7 +12,7 @@ import numpy.typing as npt
 from calinix.config import PodConfig
 from calinix.core import bitmap
 from calinix.core.bitmap import HostBitmap
-from calinix.core.columns import Floats
+from calinix.core.kv import slots_of
 from calinix.errors import ConfigError
 
 Role = Literal["single", "prefill", "decode"]
@@ -35,14 +35,15 @@ class Pod(msgspec.Struct, frozen=True):
     config: PodConfig
 
 
-class SlotSet(msgspec.Struct, frozen=True, eq=False):
-    """A set of slots as arrays, each of shape (count,), ascending. Never to be written to."""
+class SlotSet:
+    """A set of slots: as a bitmap, as `count` slots, ascending. Never to be written to."""
 
-    bitmap: HostBitmap
-    count: int
-    slots: npt.NDArray[np.intp]
-    slots32: npt.NDArray[np.int32]
-    ones: Floats
+    __slots__ = ("bitmap", "count", "slots")
+
+    def __init__(self, members: HostBitmap):
+        self.bitmap = members
+        self.slots = slots_of(members)
+        self.count = len(self.slots)
 
     def index(self, slot: int) -> int:
         """Where `slot` stands; it has to be in the set."""
@@ -69,7 +70,8 @@ class PodTable:
         self.urls: npt.NDArray[np.int32] = np.zeros(max_pods, dtype=np.int32)
         self._epochs = 0
         self._by_id: dict[str, Pod] = {}
-        self._roles: dict[Role, HostBitmap] = dict.fromkeys(ROLES, 0)
+        self.roles: dict[Role, HostBitmap] = dict.fromkeys(ROLES, 0)
+        """The configured pods of each role."""
         self.any_model: HostBitmap = 0
         """The configured pods that serve every model."""
         self._by_model: dict[str, HostBitmap] = {}
@@ -95,7 +97,7 @@ class PodTable:
 
     def role(self, role: Role) -> HostBitmap:
         """The configured pods of a role."""
-        return self._roles[role]
+        return self.roles[role]
 
     def serving(self, model: str) -> HostBitmap:
         """The configured pods that serve `model`; "" is served by all."""
@@ -109,10 +111,7 @@ class PodTable:
         if found is None:
             if len(self.slot_sets) >= _MAX_SLOT_SETS:
                 self.slot_sets.clear()
-            slots = bitmap.to_array(members)
-            found = self.slot_sets[members] = SlotSet(
-                members, len(slots), slots, slots.astype(np.int32), np.ones(len(slots))
-            )
+            found = self.slot_sets[members] = SlotSet(members)
         return found
 
     def place(self, config: PodConfig, role: Role) -> Pod:
@@ -175,14 +174,14 @@ class PodTable:
         """Makes anew what follows from who is there. Rare: pods come and go by hand."""
         self.who = tuple(self.at)
         self.version += 1
-        self._roles = dict.fromkeys(ROLES, 0)
+        self.roles = dict.fromkeys(ROLES, 0)
         self.any_model = self._listed = 0
         self._by_model = {}
         codes: dict[tuple[str, str], int] = {}
         for rank, pod_id in enumerate(sorted(self._by_id)):
             pod = self._by_id[pod_id]
             slot, mark = pod.slot, 1 << pod.slot
-            self._roles[pod.role] |= mark
+            self.roles[pod.role] |= mark
             self.ranks[slot] = rank
             if not pod.config.models:
                 self.any_model |= mark

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calinix.core.columns import Column
-from calinix.core.pods import Pod, Role
+from calinix.core.pods import ROLES, Pod, Role
 
 KEEP = 0.97
 """Weight of the past at each sample."""
@@ -21,61 +20,68 @@ PRIOR_TOKENS_PER_S = 8000.0
 """Of a pool that nothing has been measured of."""
 
 
+class _Pace:
+    """Sums over the samples of one pod, or of all pods of a role."""
+
+    __slots__ = ("last_s", "samples", "seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0.0
+        self.seconds = 0.0
+        self.samples = 0.0
+        self.last_s = float("-inf")
+        """When the last sample ended."""
+
+
 class PrefillRates:
     """Rates in tokens per second, by slot."""
 
     def __init__(self, slots: int):
-        self._tokens = Column(slots)
-        self._seconds = Column(slots)
-        self._samples = Column(slots)
-        self._last_s = Column(slots, float("-inf"))
-        self._pool_tokens: dict[Role, float] = {}
-        self._pool_seconds: dict[Role, float] = {}
+        self._pods = [_Pace() for _ in range(slots)]
+        self._pools: dict[Role, _Pace] = {role: _Pace() for role in ROLES}
 
     def learn(self, pod: Pod, tokens: float, dispatched_s: float, now: float) -> None:
         """The request with this uncached work, dispatched at that time, is prefilled."""
-        slot = pod.slot
-        seconds = now - max(dispatched_s, self._last_s.cells[slot])
-        self._last_s.cells[slot] = now
+        pace = self._pods[pod.slot]
+        since_s = pace.last_s
+        # A call of max() would cost more than the rest of this.
+        seconds = now - (dispatched_s if dispatched_s > since_s else since_s)  # noqa: FURB136
+        pace.last_s = now
         if seconds < 0.0:
             return
         work = tokens + REQUEST_TOKENS
-        self._tokens.cells[slot] = KEEP * self._tokens.cells[slot] + work
-        self._seconds.cells[slot] = KEEP * self._seconds.cells[slot] + seconds
-        self._samples.cells[slot] = KEEP * self._samples.cells[slot] + 1.0
-        role = pod.role
-        self._pool_tokens[role] = KEEP * self._pool_tokens.get(role, 0.0) + work
-        self._pool_seconds[role] = KEEP * self._pool_seconds.get(role, 0.0) + seconds
+        pace.tokens = KEEP * pace.tokens + work
+        pace.seconds = KEEP * pace.seconds + seconds
+        pace.samples = KEEP * pace.samples + 1.0
+        pool = self._pools[pod.role]
+        pool.tokens = KEEP * pool.tokens + work
+        pool.seconds = KEEP * pool.seconds + seconds
 
     def rate(self, pod: Pod) -> float:
         """Tokens per second: the pod's own, else its pool's, else PRIOR_TOKENS_PER_S."""
-        seconds = self._seconds.cells[pod.slot]
-        if seconds > 0.0:
-            return self._tokens.cells[pod.slot] / seconds
-        seconds = self._pool_seconds.get(pod.role, 0.0)
-        if seconds > 0.0:
-            return self._pool_tokens[pod.role] / seconds
-        return PRIOR_TOKENS_PER_S
+        pace = self._pods[pod.slot]
+        if pace.seconds > 0.0:
+            return pace.tokens / pace.seconds
+        pool = self._pools[pod.role]
+        return pool.tokens / pool.seconds if pool.seconds > 0.0 else PRIOR_TOKENS_PER_S
 
     def measured(self, slot: int) -> float | None:
         """The pod's own rate in tokens per second; None where there is none."""
-        seconds = self._seconds.cells[slot]
-        return self._tokens.cells[slot] / seconds if seconds > 0.0 else None
+        pace = self._pods[slot]
+        return pace.tokens / pace.seconds if pace.seconds > 0.0 else None
 
     def samples(self, slot: int) -> float:
         """How many samples the rate rests on, old ones counting less."""
-        return self._samples.cells[slot]
+        return self._pods[slot].samples
 
     def mean_wait_s(self, slot: int) -> float:
         """Seconds per sample; 0 where there is none."""
-        samples = self._samples.cells[slot]
-        return self._seconds.cells[slot] / samples if samples else 0.0
+        pace = self._pods[slot]
+        return pace.seconds / pace.samples if pace.samples else 0.0
 
     def forget(self, slot: int) -> None:
         """Another process, or a pod on trial: what was measured says nothing of it."""
-        for column in (self._tokens, self._seconds, self._samples):
-            column.cells[slot] = 0.0
-        self._last_s.cells[slot] = float("-inf")
+        self._pods[slot] = _Pace()
 
     def slow(
         self, slots: Sequence[int], factor: float, floor_s: float, samples: Sequence[float]
@@ -86,9 +92,9 @@ class PrefillRates:
         below `floor_s` is called slow: there, it would be noise.
         """
         times = {
-            slot: self._seconds.cells[slot] / self._tokens.cells[slot]
+            slot: self._pods[slot].seconds / self._pods[slot].tokens
             for slot, needed in zip(slots, samples, strict=True)
-            if self._samples.cells[slot] >= needed and self._tokens.cells[slot] > 0.0
+            if self._pods[slot].samples >= needed and self._pods[slot].tokens > 0.0
         }
         ordered = sorted(times.values())
         found = []

@@ -18,6 +18,7 @@ publish a block twice when two copies of it exist.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from operator import index
 from typing import Final
@@ -25,6 +26,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from calinix.core.columns import Slots, Values
 from calinix.core.hashing import Chain, checked_hash
 from calinix.core.index import ShardedIndex
 
@@ -164,6 +166,11 @@ class PrefixRegistry:
         for i, slot in enumerate(slots.tolist()):
             out[i] = next(depth for depth, members in groups if members >> slot & 1)
         return max((depth for depth, _ in groups), default=0)
+
+    def held(self, chain: Chain, slots: Slots) -> tuple[Values, int]:
+        """(leading blocks that each of the slots holds, the largest of these)."""
+        found = array("d", bytes(8 * len(slots)))
+        return found, self.depths(chain, np.asarray(slots), np.asarray(found))
 
     def match(self, chain: Chain, candidates: int) -> list[tuple[int, int]]:
         """Groups (depth in blocks, bitmap of slots), deepest first, depth 0 included.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from calinix.core.choice import Choice, Scorer, Term
-from calinix.core.columns import Floats
+from calinix.core.choice import Choice, Scorer
+from calinix.core.columns import Floats, Term
 from calinix.core.requests import RouteRequest
 from calinix.core.state import State
 
@@ -19,17 +19,17 @@ LEAST_BUSIEST = 8.0
 
 def cache(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     """The share of the prompt's full blocks that the pod holds."""
-    depths = choice.depths
-    if depths is None or not choice.deepest:
+    if choice.depths is None or not choice.deepest:
         return None
-    return depths, 1.0 / choice.blocks, 0.0
+    return choice.depths, 1.0 / choice.blocks, 0.0
 
 
 def load(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     """1 - n / max(n_max, 8): n requests inflight, n_max on the busiest candidate."""
     assert choice.inflight is not None
     busiest = choice.busiest
-    return choice.inflight, -1.0 / (max(LEAST_BUSIEST, busiest)), 1.0
+    most = busiest if busiest > LEAST_BUSIEST else LEAST_BUSIEST  # noqa: FURB136  max() is slow
+    return choice.inflight, -1.0 / most, 1.0
 
 
 def sticky(state: State, request: RouteRequest, choice: Choice) -> Term | None:
@@ -52,7 +52,7 @@ def locality(state: State, request: RouteRequest, choice: Choice) -> Term | None
     for column in (table.urls, table.hosts, table.zones):
         code = column.item(near.slot)
         if code:
-            same = (column[among.slots] == code).astype(np.float64)
+            same = (column[np.asarray(among.slots)] == code).astype(np.float64)
             scores = same if scores is None else np.maximum(scores, same)
     return None if scores is None else (scores, 1.0, 0.0)
 

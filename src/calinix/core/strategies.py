@@ -23,6 +23,8 @@ def _recipe(
     return Recipe(
         tuple((name, FILTERS[name]) for name in filters),
         tuple((name, weight, SCORERS[name]) for name, weight in used.items()),
+        tuple(used),
+        tuple(used.values()),
         PICKERS[picker],
         uses_cache="cache" in used,
     )
