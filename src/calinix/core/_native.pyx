@@ -1088,21 +1088,27 @@ def balanced(values, slots, double factor, double offset):
     return int.from_bytes(octets[:size], "little")
 
 
-def weigh(terms, tuple weights not None, Py_ssize_t count):
+def weigh(list terms not None, tuple weights not None, Py_ssize_t count):
     """The weighted sum of the terms; see `calinix.core.columns.weigh`."""
     cdef array.array out = array.clone(DOUBLES, count, True)
     cdef double *total = out.data.as_doubles
     cdef array.array values
+    cdef tuple term
     cdef const double *value
     cdef double factor
-    cdef Py_ssize_t i
-    for term, weight in zip(terms, weights, strict=True):
+    cdef Py_ssize_t n, i
+    if len(terms) != len(weights):
+        raise ValueError(f"{len(terms)} terms, but {len(weights)} weights")
+    for n in range(len(weights)):
+        term = terms[n]
         if term is None:
             continue
-        values = doubles((<tuple>term)[0])
+        if len(term) != 3:
+            raise ValueError(f"a term is (values, scale, offset), not {term!r}")
+        values = doubles(term[0])
         if Py_SIZE(values) != count:
             raise ValueError(f"a term of {Py_SIZE(values)} values for {count} candidates")
-        factor = <double>weight * <double>(<tuple>term)[1]
+        factor = <double>weights[n] * <double>term[1]
         value = values.data.as_doubles
         for i in range(count):
             total[i] += value[i] * factor

@@ -9,7 +9,6 @@ values are taken, any one-dimensional buffer of float64 will do, numpy's own inc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -64,7 +63,7 @@ def balanced(values: Floats, slots: Slots, factor: float, offset: float) -> bitm
     return bitmap.of(kept) if len(kept) < len(slots) else 0
 
 
-def weigh(terms: Sequence[Term | None], weights: tuple[float, ...], count: int) -> Values:
+def weigh(terms: list[Term | None], weights: tuple[float, ...], count: int) -> Values:
     """The sum of weight x scale x values over the terms, one per candidate, offsets left out.
 
     None is a term that says nothing. Raises ValueError when a length does not fit.

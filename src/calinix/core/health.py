@@ -120,7 +120,7 @@ class HealthTable:
         cold = now - pod.heard_s > self._stale_ttl_s
         pod.heard_s = now
         pod.gone = False
-        if self.silent >> slot & 1:
+        if self.silent:
             self.silent &= ~(1 << slot)
         return cold
 

@@ -57,7 +57,8 @@ class Ledger:
 
     def __init__(self, table: PodTable):
         self._table = table
-        self._open: dict[int, Lease] = {}
+        self.leases: dict[int, Lease] = {}
+        """The open leases by id."""
         self._last_id = 0
         self._releases: list[tuple[float, int]] = []
         self.next_release_s = float("inf")
@@ -76,11 +77,7 @@ class Ledger:
 
     def __len__(self) -> int:
         """How many leases are open."""
-        return len(self._open)
-
-    def get(self, lease_id: int) -> Lease | None:
-        """The open lease with this id."""
-        return self._open.get(lease_id)
+        return len(self.leases)
 
     def backlog_tokens(self, slot: int) -> float:
         """The pod's uncached prompt tokens before their first token."""
@@ -105,7 +102,7 @@ class Ledger:
         tokens = (prefill_tokens + 0.5) // 1.0
         output = (decode_tokens + 0.5) // 1.0
         self._last_id = lease_id = self._last_id + 1
-        self._open[lease_id] = lease = Lease(
+        self.leases[lease_id] = lease = Lease(
             lease_id,
             pod,
             prefill,
@@ -146,7 +143,7 @@ class Ledger:
 
     def close(self, lease_id: int) -> Lease | None:
         """Gives back all that is still held; None for an unknown or closed lease."""
-        lease = self._open.pop(lease_id, None)
+        lease = self.leases.pop(lease_id, None)
         if lease is None:
             return None
         slot, prefill = lease.pod.slot, lease.prefill
@@ -167,15 +164,15 @@ class Ledger:
         """For an answer whose first token is not seen: it is believed there at `due_s`."""
         heapq.heappush(self._releases, (due_s, lease.id))
         self.next_release_s = self._releases[0][0]
-        if len(self._releases) > 2 * len(self._open) + _MAX_STALE_RELEASES:
-            self._releases = [entry for entry in self._releases if entry[1] in self._open]
+        if len(self._releases) > 2 * len(self.leases) + _MAX_STALE_RELEASES:
+            self._releases = [entry for entry in self._releases if entry[1] in self.leases]
             heapq.heapify(self._releases)
 
     def release_due(self, now: float, limit: int) -> None:
         """Gives back what is due, at most `limit` of it."""
         releases = self._releases
         while limit and releases and releases[0][0] <= now:
-            lease = self._open.get(heapq.heappop(releases)[1])
+            lease = self.leases.get(heapq.heappop(releases)[1])
             if lease is not None:
                 self.release_prefill(lease)
             limit -= 1

@@ -25,6 +25,8 @@ class Observer:
 
     def __init__(self, state: State, roster: Roster, means: RequestMeans):
         self._state = state
+        self._ledger, self._table = state.ledger, state.table
+        self._health, self._rates = state.health, state.rates
         self._roster = roster
         self._means = means
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
@@ -138,7 +140,7 @@ class Observer:
 
     def _prefill_done(self, event: events.PrefillDone, now: float) -> None:
         state = self._state
-        lease = state.ledger.get(event.lease_id)
+        lease = state.ledger.leases.get(event.lease_id)
         if lease is None or lease.prefill is None or lease.prefilled:
             return
         lease.prefilled = True
@@ -151,24 +153,29 @@ class Observer:
             self._confirm(prefill, lease)
 
     def _first_token(self, event: events.FirstToken, now: float) -> None:
-        state = self._state
-        lease = state.ledger.get(event.lease_id)
-        if lease is None or lease.explanation.ttft_s is not None:
+        ledger = self._ledger
+        lease = ledger.leases.get(event.lease_id)
+        if lease is None:
             return
-        lease.explanation.ttft_s = now - lease.opened_s
-        state.ledger.release_prefill(lease)
-        pod = lease.pod
-        if state.table.is_current(pod):
-            self._heard(pod, now)
+        why = lease.explanation
+        if why.ttft_s is not None:
+            return
+        opened_s = lease.opened_s
+        why.ttft_s = now - opened_s
+        ledger.release_prefill(lease)
+        pod, health = lease.pod, self._health
+        if self._table.is_current(pod):
+            if health.heard(pod.slot, now):
+                self._roster.make_cold(pod)
             if lease.prefill is None and lease.work is _GENERATE:
-                state.rates.learn(pod, lease.work_tokens, lease.opened_s, now)
-            if state.health.trying:
-                state.health.first_token(pod.slot, lease.id, now)
-        self._confirm_all(lease)
+                self._rates.learn(pod, lease.work_tokens, opened_s, now)
+            if health.trying:
+                health.first_token(pod.slot, lease.id, now)
+        if not lease.confirmed:
+            self._confirm_all(lease)
 
     def _finished(self, event: events.Finished, now: float) -> None:
-        state = self._state
-        lease = state.ledger.close(event.lease_id)
+        lease = self._ledger.close(event.lease_id)
         if lease is None:
             return
         status, why = event.status, lease.explanation
@@ -180,20 +187,23 @@ class Observer:
         if 200 <= status < 300:
             if lease.work is _GENERATE:
                 if event.prompt_tokens is not None:
-                    state.preparer.learn(lease.prompt, event.prompt_tokens)
+                    self._state.preparer.learn(lease.prompt, event.prompt_tokens)
                 if event.output_tokens is not None:
                     self._means.answered(event.output_tokens)
-            self._confirm_all(lease)
+            if not lease.confirmed:
+                self._confirm_all(lease)
         else:
             self._withdraw(lease)
-        pod = lease.pod
-        if state.table.is_current(pod):
-            self._heard(pod, now)
+        pod, health = lease.pod, self._health
+        if self._table.is_current(pod):
+            if health.heard(pod.slot, now):
+                self._roster.make_cold(pod)
             if 200 <= status < 300:
-                state.health.succeeded(pod.slot, lease.id, now)
+                health.succeeded(pod.slot, lease.id, now)
             else:
                 self._judge(pod, lease, _failure_of(status), now)
-        self._end_trials(lease)
+        if health.trying:
+            self._end_trials(lease)
 
     def _failed(self, event: events.Failed, now: float) -> None:
         state = self._state
@@ -211,7 +221,8 @@ class Observer:
             if event.failure in _ANSWERED:
                 self._heard(pod, now)
             self._judge(pod, lease, event.failure, now)
-        self._end_trials(lease)
+        if state.health.trying:
+            self._end_trials(lease)
 
     def _judge(self, pod: Pod, lease: Lease, failure: Failure | None, now: float) -> None:
         """What an answer that is no good one says of the pod. None: nothing (3xx, 4xx)."""
@@ -227,24 +238,23 @@ class Observer:
 
     def _end_trials(self, lease: Lease) -> None:
         """Whatever this lease tried and did not settle may be tried again."""
-        health = self._state.health
-        if health.trying:
-            health.neutral(lease.pod.slot, lease.id)
-            if lease.prefill is not None:
-                health.neutral(lease.prefill.slot, lease.id)
+        health = self._health
+        health.neutral(lease.pod.slot, lease.id)
+        if lease.prefill is not None:
+            health.neutral(lease.prefill.slot, lease.id)
 
     def _confirm_all(self, lease: Lease) -> None:
         """The prompt is prefilled wherever the request went."""
-        if not lease.confirmed:
-            lease.confirmed = True
-            self._confirm(lease.pod, lease)
-            if lease.prefill is not None and not lease.prefilled:
-                lease.prefilled = True
-                self._confirm(lease.prefill, lease)
+        lease.confirmed = True
+        self._confirm(lease.pod, lease)
+        if lease.prefill is not None and not lease.prefilled:
+            lease.prefilled = True
+            self._confirm(lease.prefill, lease)
 
     def _confirm(self, pod: Pod, lease: Lease) -> None:
-        if lease.prompt.blocks and self._state.table.is_current(pod):
-            self._state.registry.confirm(pod.slot, lease.prompt.chain)
+        prompt = lease.prompt
+        if prompt.blocks and self._table.is_current(pod):
+            self._state.registry.confirm(pod.slot, prompt.chain)
 
     def _withdraw(self, lease: Lease) -> None:
         """Takes back what was only believed; another epoch has no entries of this lease."""

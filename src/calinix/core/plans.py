@@ -1,9 +1,4 @@
-"""From the chosen pods to a plan: takes the load, says what is expected, writes it all down.
-
-What need not be known before the plan is out (which blocks the pod will now hold, the ring, the
-session's pod, the means) is written down by `settle`, which the Router calls before it does
-anything else: the request is on its way some microseconds earlier, and nobody can tell.
-"""
+"""From the chosen pods to a plan: takes the load, says what is expected, writes it all down."""
 
 from __future__ import annotations
 
@@ -27,8 +22,7 @@ class Planner:
     def __init__(self, state: State, means: RequestMeans, decisions: DecisionRing):
         self._state = state
         self._means = means
-        self._decisions = decisions
-        self._unsettled: tuple[RouteRequest, RoutePlan, Lease] | None = None
+        self._append = decisions.append
 
     def open(
         self,
@@ -39,33 +33,35 @@ class Planner:
         now: float,
     ) -> RoutePlan:
         """The plan for `choice`, and for the prefill pod of `first` in dispatch mode."""
-        state = self._state
-        ledger = state.ledger
-        pod = choice.pod
+        state, means = self._state, self._means
+        ledger, pod = state.ledger, choice.pod
         assert pod is not None
         asked, prefill = (choice, None) if first is None else (first, first.pod)
         prefiller = pod if prefill is None else prefill
-        cached = self._cached_blocks(request, prompt, asked, prefiller) if prompt.blocks else 0
-        cached_tokens = min(cached, prompt.cap_blocks) * prompt.block_tokens if cached else 0.0
+        cached, cached_tokens = 0, 0.0
+        if prompt.blocks:
+            cached = self._cached_blocks(request, prompt, asked, prefiller)
+            if cached:
+                # Most blocks that can help: engines always recompute the last token.
+                cached_tokens = min(cached, prompt.cap_blocks) * prompt.block_tokens
         uncached, output, ttft_s = 0.0, 0.0, None
         work = request.work
         if work is _GENERATE:
             if request.prefill_pod is None:
                 uncached = prompt.tokens - cached_tokens
-            output = self._means.output_tokens(request.max_output_tokens)
+            output = means.output_tokens(request.max_output_tokens)
             backlog = ledger.backlog_tokens(prefiller.slot) + uncached + REQUEST_TOKENS
             ttft_s = backlog / state.rates.rate(prefiller)
         elif work is _POOLING:
             uncached = prompt.tokens
         elif work is _MEAN:
-            uncached = self._means.prompt_tokens(prefiller.role)
-            output = self._means.output_tokens(None)
+            uncached = means.prompt_tokens(prefiller.role)
+            output = means.output_tokens(None)
         explanation = Explanation((choice,) if first is None else (first, choice), now, ttft_s)
         lease = ledger.open(pod, prefill, work, now, uncached, output, prompt, explanation)
         if not request.streamed and ttft_s is not None and prefill is None:
             ledger.release_prefill_at(lease, now + ttft_s)
-        if state.health.half_open:
-            self._begin_trials(lease)
+        self._write_down(request, lease)
         plan = RoutePlan(
             request_id=request.request_id,
             lease_id=lease.id,
@@ -80,28 +76,24 @@ class Planner:
             predicted_cached_tokens=cached_tokens,
             explanation=explanation,
         )
-        self._unsettled = (request, plan, lease)
+        self._append(plan)
         return plan
 
-    def settle(self) -> None:
-        """Writes down what the last plan brings with it."""
-        unsettled = self._unsettled
-        if unsettled is None:
-            return
-        self._unsettled = None
-        request, plan, lease = unsettled
+    def _write_down(self, request: RouteRequest, lease: Lease) -> None:
+        """What a plan brings with it, beside its load."""
         state, prompt, pod, prefill = self._state, lease.prompt, lease.pod, lease.prefill
         if prompt.blocks:
             ticket = lease.id & 0xFFFFFFFF
             state.registry.route(pod.slot, prompt.chain, ticket)
             if prefill is not None:
                 state.registry.route(prefill.slot, prompt.chain, ticket)
-        if request.work is _GENERATE and request.prefill_pod is None:
-            self._means.routed((prefill or pod).role, lease.work_tokens)
+        if lease.work is _GENERATE and request.prefill_pod is None:
+            self._means.routed(pod.role if prefill is None else prefill.role, lease.work_tokens)
         if request.session_key is not None:
             key = (request.tenant, request.session_key)
             state.sessions.remember(key, pod, prefill, lease.opened_s)
-        self._decisions.append(plan)
+        if state.health.half_open:
+            self._begin_trials(lease)
 
     def _cached_blocks(
         self, request: RouteRequest, prompt: Prompt, choice: Choice, prefiller: Pod
@@ -110,7 +102,7 @@ class Planner:
         if request.prefill_pod is not None:
             return prompt.blocks  # prefilled by an earlier plan
         if choice.depths is not None:
-            return int(choice.depths[choice.index])
+            return int(choice.depths[choice.index]) if choice.deepest else 0
         if self._state.health.silent >> prefiller.slot & 1:
             return 0
         alone = self._state.table.slot_set(1 << prefiller.slot)

@@ -93,7 +93,7 @@ class PodTable:
     def is_current(self, pod: Pod) -> bool:
         """Whether `pod` is still what is in its slot, the same engine process."""
         now = self.at[pod.slot]
-        return now is not None and now.epoch == pod.epoch
+        return now is pod or (now is not None and now.epoch == pod.epoch)
 
     def role(self, role: Role) -> HostBitmap:
         """The configured pods of a role."""

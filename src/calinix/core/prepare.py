@@ -144,19 +144,19 @@ class Preparer:
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
         """The engine says that the prompt has so many tokens."""
-        ratio = prompt.ratio
-        if tokens <= 0 or prompt.units <= 0.0:
+        ratio, units, blocks = prompt.ratio, prompt.units, prompt.blocks
+        if tokens <= 0 or units <= 0.0:
             return
-        if self._words and ratio is not self._bytes and prompt.blocks < _MIN_WORD_BLOCKS:
+        if self._words and ratio is not self._bytes and blocks < _MIN_WORD_BLOCKS:
             return
         if ratio is not None:
-            ratio.learn(prompt.units, tokens)
+            ratio.learn(units, tokens)
             if ratio is not self._bytes and not self._words:
-                self._bytes.learn(prompt.units, tokens)
-        if prompt.blocks:
-            block = TOKEN_BLOCK if prompt.ratio is None else self._block
-            covered = min(1.0, prompt.blocks * block / prompt.units)
-            self._per_block.learn(tokens * covered, prompt.blocks)
+                self._bytes.learn(units, tokens)
+        if blocks:
+            covered = blocks * (TOKEN_BLOCK if ratio is None else self._block)
+            share = covered / units if covered < units else 1.0
+            self._per_block.learn(tokens * share, blocks)
 
     def _unhashed(self, request: RouteRequest) -> Prompt:
         if request.work is not _GENERATE and request.work is not _POOLING:

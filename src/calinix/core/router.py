@@ -65,17 +65,23 @@ class Router:
     def route(self, request: RouteRequest, now: float) -> RoutePlan | Refusal:
         """Prepare, filter, score, pick. A plan's lease is open until Finished or Failed."""
         state = self._state
-        self._planner.settle()
-        self._catch_up(now)
+        if now >= state.health.due_s or now >= state.ledger.next_release_s:
+            self._catch_up(now)
         mode = resolve(state, request)
-        if isinstance(mode, Refusal):
-            return mode
-        prompt = state.preparer.prepare(request)
         if mode == "single":
+            prompt = state.preparer.prepare(request)
             choice = choose(state, request, prompt, "single", now)
             if choice.pod is None:
                 return refuse(request, choice)
             return self._planner.open(request, prompt, choice, None, now)
+        if isinstance(mode, Refusal):
+            return mode
+        return self._dispatch(request, now)
+
+    def _dispatch(self, request: RouteRequest, now: float) -> RoutePlan | Refusal:
+        """A prefill pod, then a decode pod near it."""
+        state = self._state
+        prompt = state.preparer.prepare(request)
         first: Choice | None = None
         near: Pod | None = None
         # What generates nothing is not split: it is one leg to a decode pod.
@@ -101,13 +107,11 @@ class Router:
 
         Raises ConfigError for a PodAdded that finds no free slot.
         """
-        self._planner.settle()
         self._handlers[type(event)](event, now)
 
     def tick(self, now: float) -> None:
         """One bounded share of what time brings. To be called some times a second."""
         state = self._state
-        self._planner.settle()
         self._catch_up(now)
         state.sessions.sweep(now)
         state.pins.sweep(now)
@@ -126,12 +130,10 @@ class Router:
     @property
     def decisions(self) -> DecisionRing:
         """The last plans, with what came of them."""
-        self._planner.settle()
         return self._decisions
 
     def pods(self) -> list[PodView]:
         """The configured pods as they are now, by role and slot."""
-        self._planner.settle()
         state = self._state
         found = [state.table.at[s] for role in ROLES for s in iterate(state.table.role(role))]
         return [
