@@ -48,8 +48,9 @@ class App:
         loop = asyncio.get_running_loop()
         self._loop = loop
         # No secret depends on these numbers: they only spread load.
-        self._rng = random.Random(config.gateway.seed)
-        self.router = Router(config, self._rng)
+        self.router = Router(config, random.Random(config.gateway.seed))
+        # Apart, since probes draw at any time: `seed` would not repeat what the router draws.
+        self._jitter = random.Random()
         self.telemetry = Telemetry(config, self.router)
         upstreams = Upstreams(config, loop, _pod_tls(config))
         self.gateway = Gateway(config, self.router, self.telemetry, upstreams, loop)
@@ -105,7 +106,7 @@ class App:
             upstream.client,
             self.config.health,
             self.gateway.observe,
-            self._rng.random,
+            self._jitter.random,
         )
         self._probes[upstream.pod.id] = self._loop.create_task(prober.run())
 

@@ -20,6 +20,8 @@ def _recipe(
 ) -> Recipe:
     """From names. A scorer of weight 0 is left out: it would cost time and change nothing."""
     used = {name: weight for name, weight in (weights or {}).items() if weight > 0.0}
+    if weights and not used:
+        used = {"load": 0.0}  # all are equal, and the picker still has scores to compare
     return Recipe(
         tuple((name, FILTERS[name]) for name in filters),
         tuple((name, weight, SCORERS[name]) for name, weight in used.items()),
