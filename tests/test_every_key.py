@@ -1,0 +1,185 @@
+"""No key without an effect: for each key of the configuration, the test that proves what it does.
+
+A new key fails here until a test shows its effect and is named below; so does a test that is gone.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from calinix.config import Config
+
+TESTS = Path(__file__).parent
+GROUPS = ("single", "dispatch.prefill", "dispatch.decode")
+ROUTING = "gateway/test_key_routing.py"
+EFFECTS = "gateway/test_key_effects.py"
+TIMES = "gateway/test_gateway_timeouts.py"
+LIFE = "gateway/test_gateway_life.py"
+DRAWN = "properties/test_determinism.py"
+RELOAD = "gateway/test_reload.py"
+
+PROOFS = {
+    "version": f"{EFFECTS}::test_what_a_file_says_of_itself",
+    # One struct serves all three groups of pods.
+    "pods.id": "gateway/test_gateway_admin.py::test_pods_as_the_router_knows_them",
+    "pods.url": f"{RELOAD}::test_pods_come_go_and_move",
+    "pods.maxConns": "gateway/test_gateway_queue.py::test_full_pods_are_waited_for_in_order",
+    "pods.labels.host": f"{ROUTING}::test_weight_of_locality_and_the_labels",
+    "pods.labels.zone": f"{ROUTING}::test_weight_of_locality_and_the_labels",
+    "pods.apiKey": "gateway/test_gateway_auth.py::test_whose_key_goes_where",
+    "pods.models": f"{RELOAD}::test_settings_of_a_pod",
+    "pods.model": "gateway/test_gateway_queue.py::test_nobody_waits_behind_another_model",
+    "pods.kvCapacityTokens": "core/test_prepare.py::test_a_mirror_is_as_large_as_the_pods_kv_cache",
+    "upstreams.single.mode": f"{EFFECTS}::test_what_a_file_says_of_itself",
+    "upstreams.dispatch.mode": f"{EFFECTS}::test_what_a_file_says_of_itself",
+    "upstreams.dispatch.protocol": f"{EFFECTS}::test_dispatch_protocols",
+    "upstreams.tls.caFile": f"{LIFE}::test_pods_over_tls",
+    "upstreams.tls.verify": f"{LIFE}::test_pods_over_tls",
+    "gateway.host": f"{EFFECTS}::test_addresses",
+    "gateway.port": "e2e/test_serve.py::test_a_taken_port_is_a_clear_error",
+    "gateway.strategy.name": f"{RELOAD}::test_settings_of_the_gateway",
+    **{
+        f"gateway.strategy.{role}.{score}": f"{ROUTING}::test_weight_of_the_{what}"
+        for role in ("single", "prefill", "decode")
+        for score, what in (("cache", "cache"), ("load", "load"), ("sticky", "session"))
+    },
+    "gateway.strategy.decode.locality": f"{ROUTING}::test_weight_of_locality_and_the_labels",
+    "gateway.strategy.single.locality": f"{ROUTING}::test_locality_is_for_decode_alone",
+    "gateway.strategy.prefill.locality": f"{ROUTING}::test_locality_is_for_decode_alone",
+    "gateway.strategy.imbalance.enabled": f"{ROUTING}::test_imbalance",
+    "gateway.strategy.imbalance.factor": f"{ROUTING}::test_imbalance",
+    "gateway.strategy.imbalance.offset": f"{ROUTING}::test_imbalance",
+    "gateway.defaultMode": "core/test_admission.py::test_without_a_wish_the_default_then_single",
+    "gateway.tokenizer": f"{ROUTING}::test_tokenizer_and_block_size",
+    "gateway.blockSize": f"{ROUTING}::test_tokenizer_and_block_size",
+    "gateway.apiKeys": "gateway/test_gateway_auth.py::test_only_with_a_key",
+    "gateway.forwardAuthorization": "gateway/test_gateway_auth.py::test_forward_authorization",
+    "gateway.sessionFromUser": f"{EFFECTS}::test_session_from_user",
+    "gateway.passthroughPaths": "gateway/test_routes.py::test_further_paths_of_the_config",
+    "gateway.deterministic": f"{DRAWN}::test_deterministic_mode_needs_no_seed",
+    "gateway.seed": f"{EFFECTS}::test_seed",
+    "gateway.decisionsKept": "gateway/test_gateway_admin.py::test_the_ring_of_decisions_is_bounded",
+    "gateway.limits.headerBytes": f"{EFFECTS}::test_limits",
+    "gateway.limits.bodyBytes": f"{EFFECTS}::test_limits",
+    "gateway.limits.connections": f"{EFFECTS}::test_limits",
+    "gateway.limits.pipelinedRequests": f"{EFFECTS}::test_limits",
+    "gateway.timeouts.connectMs": f"{TIMES}::test_connect_ms",
+    "gateway.timeouts.firstTokenMs": f"{TIMES}::test_first_token_ms",
+    "gateway.timeouts.idleMs": f"{TIMES}::test_idle_ms",
+    "gateway.timeouts.totalMs": f"{TIMES}::test_total_ms",
+    "gateway.timeouts.prefillMs": (
+        "gateway/test_gateway_dispatch.py::test_a_prefill_that_follows_a_hung_one_has_its_own_time"
+    ),
+    "gateway.timeouts.clientMs": f"{TIMES}::test_client_ms_and_keep_alive_ms",
+    "gateway.timeouts.keepAliveMs": f"{TIMES}::test_client_ms_and_keep_alive_ms",
+    "gateway.timeouts.drainMs": "e2e/test_serve.py::test_a_drain_ends_after_drain_ms",
+    "gateway.retries": "gateway/test_gateway_retries.py::test_without_retries",
+    "gateway.waiting.maxRequests": "gateway/test_gateway_queue.py::test_the_queue_has_a_bound",
+    "gateway.waiting.timeoutMs": "gateway/test_gateway_queue.py::test_a_wait_has_an_end",
+    "gateway.tls.certFile": f"{LIFE}::test_renewed_certificates",
+    "gateway.tls.keyFile": f"{LIFE}::test_renewed_certificates",
+    "health.endpoint": f"{RELOAD}::test_probes_change_at_once",
+    "health.intervalMs": f"{RELOAD}::test_probes_change_at_once",
+    "health.timeoutMs": f"{EFFECTS}::test_probe_time_out",
+    "health.healthyThreshold": f"{ROUTING}::test_probe_thresholds",
+    "health.unhealthyThreshold": f"{ROUTING}::test_probe_thresholds",
+    "health.passive.enabled": f"{ROUTING}::test_passive_rules",
+    "health.passive.failures": f"{ROUTING}::test_passive_rules",
+    "health.passive.ejectMs": f"{ROUTING}::test_passive_rules",
+    "health.passive.maxEjectMs": f"{ROUTING}::test_passive_rules",
+    "health.passive.slowFactor": f"{ROUTING}::test_slow_factor",
+    "cacheRegistry.enabled": f"{ROUTING}::test_registry_enabled",
+    "cacheRegistry.maxPods": "core/test_pods.py::test_more_pods_than_slots",
+    "cacheRegistry.shardsCount": f"{ROUTING}::test_shards_count",
+    "cacheRegistry.staleTtlMs": f"{ROUTING}::test_stale_ttl",
+    "cacheRegistry.kvCapacityTokens": (
+        "core/test_prepare.py::test_a_mirror_is_as_large_as_the_pods_kv_cache"
+    ),
+    "sessions.maxSessions": f"{ROUTING}::test_sessions",
+    "sessions.ttlMs": f"{ROUTING}::test_sessions",
+    "admin.enabled": "gateway/test_gateway_admin.py::test_without_an_admin_port",
+    "admin.host": f"{EFFECTS}::test_addresses",
+    "admin.port": "e2e/test_serve.py::test_a_taken_port_is_a_clear_error",
+    "log.level": "test_logging.py::TestLogging::test_levels",
+    "log.format": "test_logging.py::TestLogging::test_console_where_somebody_does",
+    "log.requests": "e2e/test_serve.py::test_one_line_for_each_request",
+    "log.requestsFile": "gateway/test_gateway_admin.py::test_metrics_add_up",
+}
+
+
+def leaves(kind: Any, path: str) -> list[str]:
+    """The keys at and below a type: a struct's, a list's items', or the key itself."""
+    inner = [getattr(kind, name, None) for name in ("type", "item_type")]
+    inner += [*getattr(kind, "types", ()), *(getattr(kind, "item_types", None) or ())]
+    found = [leaf for part in inner if part is not None for leaf in leaves(part, "")]
+    if isinstance(kind, msgspec.inspect.StructType):
+        for field in kind.fields:
+            found += leaves(field.type, f".{field.encode_name}")
+    return [path + leaf for leaf in found if leaf] or [path]
+
+
+@functools.cache
+def keys() -> frozenset[str]:
+    """Every key of the configuration that holds a value; the pods of all groups as `pods`."""
+    found = {leaf.removeprefix(".") for leaf in leaves(msgspec.inspect.type_info(Config), "")}
+    for group in GROUPS:
+        found = {key.replace(f"upstreams.{group}.pods.", "pods.") for key in found}
+    return frozenset(found)
+
+
+@functools.cache
+def known_tests() -> frozenset[str]:
+    """Every test by its id, read from the source."""
+    found = set[str]()
+    for path in TESTS.rglob("test_*.py"):
+        file = str(path.relative_to(TESTS))
+        for node in ast.parse(path.read_text("utf-8")).body:
+            named = [("", node)]
+            if isinstance(node, ast.ClassDef):
+                named = [(f"{node.name}::", part) for part in node.body]
+            found |= {
+                f"{file}::{owner}{part.name}"
+                for owner, part in named
+                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+                and part.name.startswith("test_")
+            }
+    return frozenset(found)
+
+
+def test_every_key_has_its_proof() -> None:
+    """Each key is in the table, and the table speaks of no key that is gone."""
+    assert len(keys()) > 80
+    assert not keys() - PROOFS.keys(), "keys without a test of their effect"
+    assert not PROOFS.keys() - keys(), "keys that are no more"
+
+
+def test_every_proof_is_there() -> None:
+    """Each test that is named exists."""
+    gone = {key: proof for key, proof in PROOFS.items() if proof not in known_tests()}
+    assert not gone
+
+
+class Inner(msgspec.Struct):
+    """A section."""
+
+    deep: int
+
+
+class Outer(msgspec.Struct, rename="camel"):
+    """A file with every way to hold a section."""
+
+    plain: str
+    a_list: tuple[Inner, ...]
+    maybe: Inner | None
+    short_or_long: str | Inner
+
+
+def test_a_new_key_would_be_seen() -> None:
+    """Keys are found at every depth: in lists, in optional sections, in either form of a value."""
+    found = leaves(msgspec.inspect.type_info(Outer), "")
+    assert set(found) == {".plain", ".aList.deep", ".maybe.deep", ".shortOrLong.deep"}
