@@ -51,6 +51,20 @@ def test_pipelined_requests_are_bounded() -> None:
     assert len(wire.writes) == 9
 
 
+def test_a_request_that_is_answered_does_not_count_as_waiting() -> None:
+    """With nothing behind it reading goes on, so that the client's leaving is seen."""
+    seen = Requests()
+    conn, wire, _ = connect(seen, Limits(pipelined_requests=1))
+    for n in range(3):
+        conn.data_received(GET)
+        assert len(seen.seen) == n + 1
+        conn.respond(200, b"", b"")
+    assert not wire.asked
+    conn.data_received(GET)
+    conn.data_received(GET)
+    assert wire.asked == ["pause"]
+
+
 def test_thousands_of_pipelined_requests_answered_at_once() -> None:
     """A handler that answers within its call is not called from within itself."""
     seen = Requests(echo)
@@ -78,6 +92,9 @@ def test_nothing_is_read_after_the_last_request() -> None:
     seen = Requests(echo)
     conn, wire, _ = connect(seen)
     closing = b"GET / HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
+    waiting, quiet, _ = connect(Requests(), Limits(pipelined_requests=1))
+    waiting.data_received(closing + GET * 3)
+    assert not quiet.asked  # nothing waits, so reading need not pause
     conn.data_received(closing + GET)
     conn.data_received(GET)
     assert len(seen.seen) == len(wire.writes) == 1

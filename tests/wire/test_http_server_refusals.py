@@ -132,6 +132,8 @@ BAD_CHUNKS = {
     "bare LF after the size": b"3\nabc\r\n0\r\n\r\n",
     "bare LF after the chunk": b"3\r\nabc\n0\r\n\r\n",
     "a chunk longer than its size": b"3\r\nabcd\r\n0\r\n\r\n",
+    "two other bytes for the chunk's end": b"3\r\nabcXX0\r\n\r\n",
+    "one other byte in the chunk's end": b"3\r\nabc\rX0\r\n\r\n",
     "a chunk shorter than its size": b"5\r\nabc\r\n0\r\n\r\n",
     "a control byte in an extension": b"3;a=\x01\r\nabc\r\n0\r\n\r\n",
     "bare CR in an extension": b"3;a=\rb\r\nabc\r\n0\r\n\r\n",

@@ -136,7 +136,9 @@ class RequestReader:
         self._limits = limits
         self._budget = budget
         self._partial = HeadBuffer(limits.header_bytes)
-        self._rest = b""  # bytes that wait until `ready` has room
+        self.stopped = False
+        """Bytes wait until `ready` has room: `feed(b"")` then goes on with them."""
+        self._rest = b""  # these bytes, or the first half of an empty line
         self._ended = False  # the client said it sends no more, or what it sent was refused
         self._skipped_line = False
         # The head of the request whose body is still to come, or that came last.
@@ -171,12 +173,14 @@ class RequestReader:
             return
         if self._rest:
             data, self._rest = self._rest + data, b""
+            self.stopped = False
         try:
             while data:
                 if self._body is not None:
                     data = self._take_body(self._body, data)
                 elif self.ready and self.full:
                     self._rest = data
+                    self.stopped = True
                     return
                 else:
                     data = self._take_head(data, now)
@@ -201,6 +205,7 @@ class RequestReader:
         self.continue_due = False
         self._body = None
         self._rest = b""
+        self.stopped = False
         self._budget.held_bytes -= self._held
         self._held = 0
 

@@ -232,6 +232,9 @@ class ServerConnection(asyncio.Protocol):
         self._feed(data, now)
         if self._request is None:
             self._hand_over()
+        reader = self._reader
+        if reader.stopped or (reader.ready and reader.full):
+            self._pause()
 
     def eof_received(self) -> bool:
         """The client sends no more. It may have closed only its half: answers owed are given."""
@@ -281,8 +284,10 @@ class ServerConnection(asyncio.Protocol):
             self._refusal = error
         if reader.continue_due and self._request is None and not reader.ready:
             self._continue()
-        if reader.full and not self._paused:
-            assert self._transport is not None
+
+    def _pause(self) -> None:
+        """Read no further while as many requests wait as may."""
+        if self._transport is not None and not self._paused and not self._closing:
             self._paused = True
             self._transport.pause_reading()
 
@@ -298,10 +303,11 @@ class ServerConnection(asyncio.Protocol):
                 self._call_handler(request)
             elif self._refusal is not None:
                 self._refuse(self._refusal)
+            elif reader.stopped:
+                self._feed(b"", self._loop.time())
             elif self._paused:
                 self._paused = False
-                self._feed(b"", self._loop.time())
-                if not self._paused and self._transport is not None:
+                if self._transport is not None:
                     self._transport.resume_reading()
             elif self._client_eof:
                 self._close()
