@@ -12,6 +12,7 @@ import pytest
 import kit
 from calinix.app import App
 from calinix.core.events import ProbeSucceeded
+from calinix.edge import http_server
 from fleets import gateway_of, leases_given_back, merged
 from gatewaykit import (
     CHAT,
@@ -174,8 +175,9 @@ async def endless(served: Served) -> None:
 
 
 @kit.on_loop
-async def test_a_client_that_takes_nothing(tmp_path: Path) -> None:
+async def test_a_client_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway holds little of its answer, stops reading, and cuts it after clientMs."""
+    monkeypatch.setattr(http_server, "SWEEP_S", 0.05)
     log = tmp_path / "requests.log"
     extra = times(failures=1, clientMs=600, idleMs=100)
     extra["log"] = {"requests": True, "requestsFile": str(log)}

@@ -110,16 +110,20 @@ async def test_a_second_signal_hurries(tmp_path: Path, first: signal.Signals) ->
             assert "Traceback" not in served.output()
 
 
-@pytest.mark.parametrize("text", ["", "gateway: {port: 99999}\n", "upstreams: [\n"])
 @kit.on_loop
-async def test_it_does_not_start_with_a_bad_file(tmp_path: Path, text: str) -> None:
+async def test_it_does_not_start_with_a_bad_file(tmp_path: Path) -> None:
     """Exit 2 and lines that name the file; no traceback."""
-    path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    async with kit.Process(tmp_path, "serve", path) as process:
-        assert await process.ended() == 2
-        assert "bad.yaml" in process.output()
-        assert "Traceback" not in process.output()
+    async with contextlib.AsyncExitStack() as stack:
+        processes = []
+        for number, text in enumerate(("", "gateway: {port: 99999}\n", "upstreams: [\n")):
+            path = tmp_path / f"bad-{number}.yaml"
+            path.write_text(text)
+            process = kit.Process(tmp_path, "serve", path)
+            processes.append(await stack.enter_async_context(process))
+        for number, process in enumerate(processes):
+            assert await process.ended() == 2
+            assert f"bad-{number}.yaml" in process.output()
+            assert "Traceback" not in process.output()
 
 
 @kit.on_loop

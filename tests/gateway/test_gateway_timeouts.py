@@ -10,6 +10,7 @@ import pytest
 
 import kit
 from calinix.core.events import ProbeSucceeded
+from calinix.edge import http_server
 from fleets import gateway_of
 from gatewaykit import (
     CHAT,
@@ -201,11 +202,12 @@ async def test_total_ms_in_the_middle_of_a_body() -> None:
 
 
 @kit.on_loop
-async def test_client_ms_and_keep_alive_ms() -> None:
+async def test_client_ms_and_keep_alive_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a request gets a 408, an idle connection ends; one whose answer is owed waits on."""
+    monkeypatch.setattr(http_server, "SWEEP_S", 0.05)
 
     async def slow(served: Served) -> None:
-        await asyncio.sleep(2.2)
+        await asyncio.sleep(0.8)
         await served.say(answer(b"{}"))
 
     extra = times(clientMs=400, keepAliveMs=400)
@@ -216,11 +218,11 @@ async def test_client_ms_and_keep_alive_ms() -> None:
         half = await kit.Exchange.send(port, whole[:-5])
         idle = await Connection.send(port, kit.request_bytes("GET", "/health", None, KEEP))
         assert (await idle.next_reply()).status == 200
-        async with elapsed(0.3, 2.0):
+        async with elapsed(0.3, 1.0):
             reply = await half.reply()
             assert reply.status == 408
             assert reply.headers["connection"] == "close"
-        async with elapsed(0.0, 1.5):
+        async with elapsed(0.0, 1.0):
             assert await idle.reader.read() == b""
         await idle.leave()
         assert (await waiting.next_reply()).status == 200
