@@ -27,6 +27,8 @@ from gatewaykit import (
     CHAT,
     KEEP,
     Connection,
+    Served,
+    answer,
     black_hole,
     chat_body,
     config_of,
@@ -271,3 +273,25 @@ async def test_a_slow_start_is_waited_for(tmp_path: Path) -> None:
             pod.healthy = True
             await kit.until(app.router.ready, "it is found", timeout_s=1.0)
             assert (await ask(app.server.port)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "good"),
+    [(b"200 OK", True), (b"204 No Content", True), (b"302 Found", False), (b"404 No", False)],
+)
+@kit.on_loop
+async def test_what_a_probe_takes_for_good(status: bytes, good: bool, tmp_path: Path) -> None:
+    """2xx, and nothing else; a pod that answers badly is not taken for one that is gone."""
+
+    async def script(served: Served) -> None:
+        await served.say(answer(b"", status))
+
+    extra = {"health": {"endpoint": "/probe", "intervalMs": 20, "unhealthyThreshold": 2}}
+    async with raw_pod(script) as pod:
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(merged(config_of(extra, p=pod), PORTS)))
+        async with running_gateway(load_config(path), path) as app:
+            epoch = app.router.pods()[0].epoch
+            await kit.until(lambda: len(pod.requests) >= 4, "it is probed")
+            assert app.router.ready() is good
+            assert app.router.pods()[0].epoch == epoch
