@@ -8,7 +8,7 @@ here is only how it is done fast, in little memory and without long pauses:
 - A u64 is mixed with a secret of the process before any probing, so chosen hashes cannot be
   made to cluster. Of the mixed value the upper half picks the shard, the lower half the home.
 - Tables are open-addressed with linear probing; home = (lower half * size) >> 32 lets them grow
-  by a quarter instead of doubling. Deleting shifts back: there are no tombstones.
+  by a half instead of doubling. Deleting shifts back: there are no tombstones.
 - The index has `shards` tables, each mirror 64, and nodes live in pages that never move: the
   longest step is rebuilding one shard.
 - Forgetting a slot drops its mirror and marks its bit dead in every shard; a shard is cleaned
@@ -64,7 +64,7 @@ cdef enum:
     PAGE_SHIFT = 10
     PAGE_ITEMS = 1 << 10
     SUBS = 64
-    PREFETCH_AHEAD = 12
+    PREFETCH_AHEAD = 6
     MAX_SLOTS = 4096
     MAX_SHARDS = 65536
     MAX_CAPACITY = 0x7FFFFFFF
@@ -324,6 +324,7 @@ cdef struct Place:
     uint64_t *line
     uint32_t number
     int cell  # -1: not found
+    int used  # of the line, then
 
 
 cdef inline uint64_t mixed(uint64_t block, uint64_t secret) noexcept nogil:
@@ -347,7 +348,23 @@ cdef inline uint64_t *payload(Place place, uint32_t words) noexcept nogil:
     return place.line + 8 + place.cell * words
 
 
+cdef inline int scan(
+    const uint64_t *line, uint64_t cell, uint64_t mask, int *found
+) noexcept nogil:
+    """How many cells of a line are used; `found`: which is `cell` as far as `mask` goes, or 8.
+
+    All eight are looked at without a branch: how many there are cannot be predicted.
+    """
+    cdef int i, used = 0, at = 8
+    for i in range(8):
+        used += line[i] != 0
+        at = i if line[i] & mask == cell else at
+    found[0] = at
+    return used
+
+
 cdef inline void look_up(Table *table, uint64_t cell, uint32_t words, Place *place) noexcept nogil:
+    """Where a cell is that is likely to be there."""
     cdef int i
     place.cell = -1
     place.line = table.cells
@@ -368,21 +385,35 @@ cdef inline void look_up(Table *table, uint64_t cell, uint32_t words, Place *pla
             place.number = 0
 
 
-cdef inline void put(Table *table, uint64_t cell, uint32_t words, Place *place) noexcept nogil:
-    """Puts a cell that is not in the table where it belongs; there is room."""
-    cdef int i
+cdef inline void look_for_room(
+    Table *table, uint64_t cell, uint32_t words, Place *place
+) noexcept nogil:
+    """Where a cell is that is not likely to be there, or where it is to go; there is room."""
     place.number = home_of(cell, table.lines)
     while True:
         place.line = line_of(table, place.number, words)
-        for i in range(8):
-            if place.line[i] == 0:
-                place.line[i] = cell
-                place.cell = i
-                table.used += 1
-                return
+        place.used = scan(place.line, cell, ~<uint64_t>0, &place.cell)
+        if place.cell < 8:
+            return
+        if place.used < 8:
+            place.cell = -1
+            return
         place.number += 1
         if place.number == table.lines:
             place.number = 0
+
+
+cdef inline void put_there(Table *table, uint64_t cell, Place *place) noexcept nogil:
+    """Puts a cell where it is to go."""
+    place.line[place.used] = cell
+    place.cell = place.used
+    table.used += 1
+
+
+cdef inline void put(Table *table, uint64_t cell, uint32_t words, Place *place) noexcept nogil:
+    """Puts a cell that is not in the table where it belongs; there is room."""
+    look_for_room(table, cell, words, place)
+    put_there(table, cell, place)
 
 
 cdef inline bint passed_over(uint32_t hole, uint32_t at, uint32_t home) noexcept nogil:
@@ -436,8 +467,8 @@ cdef inline bint is_full(Table *table) noexcept nogil:
 
 
 cdef int make_table(Table *table, uint32_t used, uint32_t words) except -1:
-    """An empty table for `used` cells; when it is full, the next is a quarter larger."""
-    cdef size_t lines = (<size_t>used * 25 + (8 * 17 - 1)) // (8 * 17)
+    """An empty table for `used` cells, which grows by a half: every cell is moved twice in all."""
+    cdef size_t lines = (<size_t>used * 30 + (8 * 17 - 1)) // (8 * 17) + 2
     cdef size_t size = lines * (8 * (1 + words)) * sizeof(uint64_t)
     # Lines start where cache lines do.
     cdef uint32_t n
@@ -679,9 +710,9 @@ cdef inline void add(Index *index, uint64_t mix, uint32_t slot) noexcept nogil:
     cdef Place place
     cdef uint64_t *held
     cdef uint64_t before
-    look_up(shard, mix, 1, &place)
+    look_for_room(shard, mix, 1, &place)
     if place.cell < 0:
-        put(shard, mix, 1, &place)
+        put_there(shard, mix, &place)
         payload(place, 1)[0] = lone
         return
     held = payload(place, 1)
@@ -846,28 +877,33 @@ cdef inline uint64_t cell_of(uint32_t number, uint64_t mix) noexcept nogil:
     return <uint64_t>number << 32 | <uint32_t>mix
 
 
-cdef inline uint32_t find(Mirror *pod, uint64_t block, uint64_t mix) noexcept nogil:
-    """The node of a block, 0 when the slot does not hold it."""
+cdef inline uint32_t find(Mirror *pod, uint64_t block, uint64_t mix, Place *place) noexcept nogil:
+    """The node of a block; 0 when the slot does not hold it, and `place` is where it would go."""
     cdef Table *table = table_of(pod, mix)
-    cdef uint32_t number
-    cdef uint64_t *line
+    cdef uint64_t tag = <uint32_t>mix
     cdef int i
-    if table.used == 0:
+    place.line = NULL
+    place.used = 0
+    if table.lines == 0:
         return 0
-    number = home_of(mix, table.lines)
+    place.number = home_of(mix, table.lines)
     while True:
-        line = line_of(table, number, 0)
-        for i in range(8):
-            if line[i] == 0:
-                return 0
-            if (
-                <uint32_t>line[i] == <uint32_t>mix
-                and node_of(pod, <uint32_t>(line[i] >> 32)).block == block
-            ):
-                return <uint32_t>(line[i] >> 32)
-        number += 1
-        if number == table.lines:
-            number = 0
+        place.line = line_of(table, place.number, 0)
+        place.used = scan(place.line, tag, 0xFFFFFFFF, &place.cell)
+        if place.cell < 8:
+            # Two blocks may have the same lower half; so may an empty cell.
+            for i in range(place.used):
+                if (
+                    <uint32_t>place.line[i] == tag
+                    and node_of(pod, <uint32_t>(place.line[i] >> 32)).block == block
+                ):
+                    place.cell = i
+                    return <uint32_t>(place.line[i] >> 32)
+        if place.used < 8:
+            return 0
+        place.number += 1
+        if place.number == table.lines:
+            place.number = 0
 
 
 cdef int grow(Table *table) except -1:
@@ -885,18 +921,26 @@ cdef int grow(Table *table) except -1:
     return 0
 
 
-cdef uint32_t new_node(Mirror *pod, uint64_t block, uint64_t mix) except 0:
-    """A node for a block that the slot does not hold: in the table, in no list and no tree."""
+cdef inline uint32_t new_node(
+    Mirror *pod, uint64_t block, uint64_t mix, Place *place
+) except 0:
+    """A node for a block that the slot does not hold: in the table, in no list and no tree.
+
+    `place` is what `find` left, or has no line when the table was changed since.
+    """
     cdef Table *table = table_of(pod, mix)
     cdef uint32_t number
-    cdef Place place
-    if is_full(table):
-        grow(table)
     if not has_room(&pod.nodes):
         add_page(&pod.nodes, sizeof(Node))
+    if is_full(table):
+        grow(table)
+        place.line = NULL
     number = take_item(&pod.nodes, sizeof(Node))
     node_of(pod, number).block = block
-    put(table, cell_of(number, mix), 0, &place)
+    if place.line == NULL:
+        put(table, cell_of(number, mix), 0, place)
+    else:
+        put_there(table, cell_of(number, mix), place)
     pod.count += 1
     return number
 
@@ -910,31 +954,10 @@ cdef void free_node(Mirror *pod, uint32_t number, uint64_t mix) noexcept nogil:
     give_item(&pod.nodes, number, sizeof(Node))
 
 
-cdef inline void link_behind(Mirror *pod, uint32_t number, uint32_t ahead) noexcept nogil:
-    """Into the LRU list; `ahead` 0 is the front."""
-    cdef Node *node = node_of(pod, number)
-    cdef Node *before = node_of(pod, ahead)
-    node.ahead = ahead
-    node.behind = before.behind
-    node_of(pod, node.behind).ahead = number
-    before.behind = number
-
-
 cdef inline void unlink(Mirror *pod, uint32_t number) noexcept nogil:
     cdef Node *node = node_of(pod, number)
     node_of(pod, node.ahead).behind = node.behind
     node_of(pod, node.behind).ahead = node.ahead
-
-
-cdef inline void adopt(Mirror *pod, uint32_t number, uint32_t parent) noexcept nogil:
-    """Into the tree, as the first child of `parent`."""
-    cdef Node *node = node_of(pod, number)
-    cdef Node *above = node_of(pod, parent)
-    node.parent = parent
-    node.next = above.child
-    if above.child:
-        node_of(pod, above.child).previous = number
-    above.child = number
 
 
 cdef inline void orphan(Mirror *pod, uint32_t number) noexcept nogil:
@@ -1457,8 +1480,9 @@ cdef class NativePrefixRegistry:
         cdef Py_ssize_t i
         cdef uint32_t at
         cdef Node *node
+        cdef Place place
         for i in range(chain.count - 1, -1, -1):
-            at = find(pod, chain.hashes[i], mixed(chain.hashes[i], self.index.secret))
+            at = find(pod, chain.hashes[i], mixed(chain.hashes[i], self.index.secret), &place)
             if at:
                 node = node_of(pod, at)
                 if node.flags & SPECULATIVE and node.ticket == owner:
@@ -1492,8 +1516,9 @@ cdef class NativePrefixRegistry:
         cdef Mirror *pod = self.pods[number]
         cdef Py_ssize_t i
         cdef uint32_t at
+        cdef Place place
         for i in range(chain.count):
-            at = find(pod, chain.hashes[i], mixed(chain.hashes[i], self.index.secret))
+            at = find(pod, chain.hashes[i], mixed(chain.hashes[i], self.index.secret), &place)
             if at == 0:
                 continue
             if node_of(pod, at).copies > 1:
@@ -1557,7 +1582,8 @@ cdef class NativePrefixRegistry:
                 word &= word - 1
 
     cdef inline uint32_t shown(self, Mirror *pod, uint64_t block) noexcept nogil:
-        cdef uint32_t at = find(pod, block, mixed(block, self.index.secret))
+        cdef Place place
+        cdef uint32_t at = find(pod, block, mixed(block, self.index.secret), &place)
         return 0 if at == 0 or node_of(pod, at).flags & HIDDEN else at
 
     cdef Py_ssize_t use(self, uint32_t slot, Chain chain, Use use, uint32_t ticket) except -1:
@@ -1585,35 +1611,47 @@ cdef class NativePrefixRegistry:
         cdef Index *index = &self.index
         cdef uint64_t mix
         cdef uint32_t at
+        cdef Node *before = node_of(pod, above)
         cdef Node *node
+        cdef Place place
         cdef Py_ssize_t i
         cdef bint new
+        for i in range(count if count < PREFETCH_AHEAD else PREFETCH_AHEAD):
+            self.fetch(pod, blocks[i])
         for i in range(count):
             if i + PREFETCH_AHEAD < count:
                 self.fetch(pod, blocks[i + PREFETCH_AHEAD])
             mix = mixed(blocks[i], index.secret)
-            at = find(pod, blocks[i], mix)
+            at = find(pod, blocks[i], mix, &place)
             new = at == 0
             if new:
-                if not self.make_room(slot, pod, above):
-                    return 0
+                if pod.count >= pod.capacity:
+                    place.line = NULL
+                    if not self.make_room(slot, pod, above):
+                        return 0
                 reserve(index, mix, slot)
-                at = new_node(pod, blocks[i], mix)
-            elif node_of(pod, at).flags & HIDDEN:
+                at = new_node(pod, blocks[i], mix, &place)
+                node = node_of(pod, at)
+            else:
+                node = node_of(pod, at)
+                if not node.flags & HIDDEN:
+                    mark(node, False, use, ticket)
+                    above, before = at, node
+                    continue
                 reserve(index, mix, slot)
                 unlink(pod, at)
-                node_of(pod, at).flags &= ~HIDDEN
-            else:
-                mark(node_of(pod, at), False, use, ticket)
-                above = at
-                continue
-            link_behind(pod, at, above)
+                node.flags &= ~HIDDEN
+            node.ahead, node.behind = above, before.behind
+            node_of(pod, before.behind).ahead = at
+            before.behind = at
             if above:
-                adopt(pod, at, above)
+                node.parent, node.next = above, before.child
+                if before.child:
+                    node_of(pod, before.child).previous = at
+                before.child = at
             add(index, mix, slot)
-            node = node_of(pod, at)
             mark(node, new, use, ticket)
-            above = at
+            above, before = at, node
         return 0
 
     cdef inline void fetch(self, Mirror *pod, uint64_t block) noexcept nogil:
