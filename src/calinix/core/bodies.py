@@ -55,11 +55,12 @@ class Body(msgspec.Struct):
             or self.bootstrap_room is not UNSET
             or self.bootstrap_host is not UNSET
             or self.bootstrap_port is not UNSET
-            or (self.vllm_xargs is not UNSET and _names_transfer(self.vllm_xargs))
+            or (self.vllm_xargs is not UNSET and names_transfer(self.vllm_xargs))
         )
 
 
-def _names_transfer(raw: Raw) -> bool:
+def names_transfer(raw: Raw) -> bool:
+    """Whether an object has a transfer field."""
     octets = bytes(raw)
     return octets[:1] == b"{" and any(
         map(is_transfer_field, msgspec.json.decode(octets, type=dict[str, Raw]))
@@ -164,6 +165,18 @@ class EmbeddingsBody(Body):
     messages: Maybe = UNSET
 
 
+_FIRST = (
+    "model",
+    "messages",
+    "prompt",
+    "input",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+)
+"""What clients usually send first: the decoder looks for each field behind the one before."""
 _USUAL = (
     "temperature", "top_p", "top_k", "min_p", "n", "stop", "seed", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs", "logit_bias",
@@ -177,12 +190,15 @@ _T = TypeVar("_T", bound=Body)
 
 
 def closed_form(shape: type[_T]) -> type[_T]:
-    """`shape` with the usual further fields, and no others allowed."""
-    own = set(shape.__struct_fields__)
-    fields: list[tuple[str, Any, Any]] = [
-        (name, Maybe, UNSET) for name in _USUAL if name not in own
-    ]
+    """The fields of `shape` and the usual further ones; no others, transfer fields included.
+
+    It has no methods. `vllm_xargs` is there: what is in it has to be looked at.
+    """
+    own = {one.name: (one.name, one.type, one.default) for one in msgspec.structs.fields(shape)}
+    names = dict.fromkeys([*(name for name in _FIRST if name in own), *_USUAL, *own])
     closed: Any = msgspec.defstruct(
-        f"Closed{shape.__name__}", fields, bases=(shape,), forbid_unknown_fields=True
+        f"Closed{shape.__name__}",
+        [own.get(name, (name, Maybe, UNSET)) for name in names if not is_transfer_field(name)],
+        forbid_unknown_fields=True,
     )
     return closed  # type: ignore[no-any-return]

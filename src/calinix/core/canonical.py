@@ -107,7 +107,26 @@ def _all(pieces: list[str | bytes], items: list[Message], raw: bytes, field: str
     loose: Any = None
     for message in items:
         content = message.content
-        if type(content) is str and (head := _HEADS.get(message.role)) and _is_plain(message):
+        head = _HEADS.get(message.role)
+        # Nothing but a role and a text, as most messages are.
+        if (
+            head is not None
+            and type(content) is str
+            and message.tool_calls is UNSET
+            and message.tool_call_id is None
+            and message.name is None
+            and message.type is None
+            and message.reasoning_content is None
+            and message.reasoning is None
+            and message.refusal is None
+            and message.function_call is UNSET
+            and message.audio is UNSET
+            and message.output is None
+            and message.arguments is None
+            and message.call_id is None
+            and message.summary is UNSET
+            and message.encrypted_content is None
+        ):
             pieces.append(head)
             pieces.append(content)
             continue
@@ -145,26 +164,6 @@ def _message(pieces: list[str | bytes], message: Message) -> None:
     if message.output is not None:
         pieces.append(_FIELD + b"o")
         _content(pieces, message.output, 0)
-
-
-def _is_plain(message: Message) -> bool:
-    """Nothing but a role and a content."""
-    return (
-        message.tool_calls is UNSET
-        and message.tool_call_id is None
-        and message.name is None
-        and message.type is None
-        and message.reasoning_content is None
-        and message.reasoning is None
-        and message.refusal is None
-        and message.function_call is UNSET
-        and message.audio is UNSET
-        and message.output is None
-        and message.arguments is None
-        and message.call_id is None
-        and message.summary is UNSET
-        and message.encrypted_content is None
-    )
 
 
 def _content(pieces: list[str | bytes], content: Content, depth: int) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from calinix.core.bitmap import HostBitmap
 from calinix.core.columns import Floats, Term
+from calinix.core.kv import weigh
 from calinix.core.pods import Pod, Role, SlotSet
 from calinix.core.requests import RouteRequest
 
@@ -77,11 +78,20 @@ class Choice:
         self.terms: Sequence[Term | None] = ()
         """What each of them said."""
         self.scores: Floats | None = None
-        """The weighted sum without the terms' offsets; None where the picker needs none."""
+        """The weighted sum without the terms' offsets, for the picker; see `weighed`."""
         self.index = -1
         """Place of the pick among the candidates."""
         self.pod: Pod | None = None
         """The pick; None when nobody was left."""
+
+    def weighed(self) -> Floats | None:
+        """The scores, worked out anew from the terms; None where the picker needed none.
+
+        That they are not kept saves an array per decision, and they are seldom asked for.
+        """
+        if not self.names or self.among is None:
+            return None
+        return weigh([*self.terms], self.weights, self.among.count)
 
     def drop(self, reason: str, kept: HostBitmap) -> None:
         """Leaves only `kept` among the candidates."""

@@ -15,15 +15,17 @@ import msgspec
 
 from calinix.core import bitmap
 from calinix.core.choice import Choice
-from calinix.core.columns import Term
+from calinix.core.columns import Floats, Term
 from calinix.core.requests import RoutePlan
 
 
 class Explanation(msgspec.Struct, eq=False, gc=False):
     """What one decision rested on; the outcome is filled in later (None: not known)."""
 
-    choices: tuple[Choice, ...]
-    """One per pod that was chosen: single, or prefill and decode."""
+    choice: Choice
+    """How the pod that answers was chosen."""
+    first: Choice | None
+    """In dispatch mode, how the prefill pod was."""
     routed_s: float
     """When it was made, on the router's clock."""
     predicted_ttft_s: float | None
@@ -38,6 +40,11 @@ class Explanation(msgspec.Struct, eq=False, gc=False):
     cached_tokens: int | None = None
     """As the engine reported it: the real hit."""
     output_tokens: int | None = None
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """One per pod that was chosen: single, or prefill and decode."""
+        return (self.choice,) if self.first is None else (self.first, self.choice)
 
     def to_dict(self, plan: RoutePlan) -> dict[str, Any]:
         """The whole decision as JSON-ready data, camelCase keys."""
@@ -73,15 +80,16 @@ class Explanation(msgspec.Struct, eq=False, gc=False):
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    candidates = list(_candidates(choice))
-    if choice.scores is not None:
+    scores = choice.weighed()
+    candidates = list(_candidates(choice, scores))
+    if scores is not None:
         candidates.sort(key=lambda candidate: (-candidate["score"], candidate["inflight"]))
     picked = choice.pod.id if choice.pod is not None else None
     others = [candidate["podId"] for candidate in candidates if candidate["podId"] != picked]
     return {
         "role": choice.role,
         "picked": picked,
-        "runnerUp": others[0] if others and choice.scores is not None else None,
+        "runnerUp": others[0] if others and scores is not None else None,
         "weights": {name: weight for name, weight, _ in _said(choice)},
         "candidates": candidates,
         "filtered": [
@@ -100,7 +108,7 @@ def _said(choice: Choice) -> Iterator[tuple[str, float, Term]]:
             yield name, weight, term
 
 
-def _candidates(choice: Choice) -> Iterator[dict[str, Any]]:
+def _candidates(choice: Choice, scores: Floats | None) -> Iterator[dict[str, Any]]:
     among = choice.among
     if among is None or choice.inflight is None:
         return
@@ -109,7 +117,7 @@ def _candidates(choice: Choice) -> Iterator[dict[str, Any]]:
     for place, slot in enumerate(among.slots):
         pod = choice.who[slot]
         if pod is not None:
-            depths, scores = choice.depths, choice.scores
+            depths = choice.depths
             yield {
                 "podId": pod.id,
                 "score": None if scores is None else round(float(scores[place]) + offset, 6),

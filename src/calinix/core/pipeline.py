@@ -48,6 +48,7 @@ def choose(
         choice.names, choice.weights = recipe.names, recipe.weights
         choice.scores = weigh(terms, recipe.weights, among.count)
     choice.index = index = recipe.picker(state, request, choice)
+    choice.scores = None
     choice.pod = table.at[among.slots[index]]
     return choice
 

@@ -57,7 +57,7 @@ class Planner:
         elif work is _MEAN:
             uncached = means.prompt_tokens(prefiller.role)
             output = means.output_tokens(None)
-        explanation = Explanation((choice,) if first is None else (first, choice), now, ttft_s)
+        explanation = Explanation(choice, first, now, ttft_s)
         lease = ledger.open(pod, prefill, work, now, uncached, output, prompt, explanation)
         if not request.streamed and ttft_s is not None and prefill is None:
             ledger.release_prefill_at(lease, now + ttft_s)

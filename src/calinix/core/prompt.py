@@ -13,6 +13,7 @@ from array import array
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from calinix.core import canonical
 from calinix.core.bodies import (
@@ -25,6 +26,7 @@ from calinix.core.bodies import (
     TokenOrText,
     closed_form,
     is_transfer_field,
+    names_transfer,
 )
 from calinix.core.requests import Work
 from calinix.errors import BadRequest
@@ -99,26 +101,27 @@ class _Reader:
     """The two decoders of one shape.
 
     The closed form knows the fields that clients usually send and refuses all others, so a body
-    that it accepts has no unknown `bootstrap_*`; only for other bodies are the names looked at
-    one by one, which is a second pass over the body.
+    that it accepts has no transfer field at the top; only for other bodies are the names looked
+    at one by one, which is a second pass over the body.
     """
 
     def __init__(self, shape: type[_T]):
         # Engines take "16" for 16 and "true" for true (pydantic's lax mode): so is it here.
-        self._closed = msgspec.json.Decoder(closed_form(shape), strict=False)
-        self._open = msgspec.json.Decoder(shape, strict=False)
+        self._closed = msgspec.json.Decoder(closed_form(shape), strict=False).decode
+        self._open = msgspec.json.Decoder(shape, strict=False).decode
 
     def read(self, body: bytes) -> tuple[Any, bool]:
         """(the struct, whether it has transfer fields). Raises BadRequest."""
         try:
             try:
-                parsed: Body = self._closed.decode(body)
+                parsed: Body = self._closed(body)
             except msgspec.ValidationError:
-                parsed = self._open.decode(body)
+                parsed = self._open(body)
                 return parsed, any(map(is_transfer_field, _members(body))) or parsed.has_transfer()
+            extra = parsed.vllm_xargs
+            return parsed, extra is not UNSET and names_transfer(extra)
         except _UNREADABLE as error:
             _refuse(error)
-        return parsed, parsed.has_transfer()
 
 
 _CHAT = _Reader(ChatBody)
@@ -178,7 +181,7 @@ def _responses(body: bytes) -> ParsedBody:
 
 def _completions(body: bytes) -> ParsedBody:
     parsed, transfer = _COMPLETIONS.read(body)
-    if parsed.prompt is None and parsed.prompt_embeds is msgspec.UNSET:
+    if parsed.prompt is None and parsed.prompt_embeds is UNSET:
         _missing("prompt")
     prompt, is_tokens, other_bytes = _first_input(parsed.prompt, "prompt")
     return _parsed(
@@ -196,7 +199,7 @@ def _embeddings(body: bytes) -> ParsedBody:
     if parsed.input is not None:
         first, _, other_bytes = _first_input(parsed.input, "input")
         other_bytes += len(first)
-    elif parsed.messages is not msgspec.UNSET:
+    elif parsed.messages is not UNSET:
         other_bytes = len(bytes(parsed.messages))
     else:
         _missing("input")
