@@ -152,19 +152,19 @@ async def test_a_client_that_leaves_a_dispatch(leg: str) -> None:
 
 
 @kit.on_loop
-async def test_a_half_closed_client_gets_its_answer() -> None:
-    """A client that only says that it sends no more is answered in full."""
+async def test_a_client_that_leaves_a_silent_stream_frees_the_pod() -> None:
+    """It closes while its pod says nothing: the pod's connection is closed within a second."""
+    watched = Watched()
 
     async def script(served: Served) -> None:
-        await asyncio.sleep(0.1)
-        await served.say(STREAM_HEAD, event(1), DONE, pause_s=0.05)
+        await served.say(STREAM_HEAD, event(1))
+        await watched.script(served)
 
     async with raw_pod(script) as pod, gateway_of(config_of(p=pod)) as app:
         client = await kit.Exchange.send(app.server.port, wanted())
-        client.writer.write_eof()
-        reply = await client.reply()
-        wire = reply.wire.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
-        assert kit.parse_reply(wire).events() == ['{"n":1}', "[DONE]"]
+        await client.reader.readuntil(b'{"n":1}')
+        await client.leave()
+        await gone(app, watched.served, "200")
 
 
 async def endless(served: Served) -> None:
@@ -224,13 +224,13 @@ async def test_a_slow_client_gets_everything(stream: bool) -> None:
 
     extra = times(failures=1, idleMs=150, totalMs=150, firstTokenMs=150)
     async with raw_pod(script) as pod, gateway_of(config_of(extra, p=pod)) as app:
-        client = await kit.Exchange.send(app.server.port, wanted(stream), receive_bytes=8_192)
+        request = kit.request_bytes("POST", CHAT, chat_body(stream=stream), {"connection": "close"})
+        client = await kit.Exchange.send(app.server.port, request, receive_bytes=8_192)
         await client.read_until(b"\r\n\r\n")
         for _ in range(8):
             await asyncio.sleep(0.04)
             client.wire += await client.reader.read(65_536)
         await asyncio.sleep(0.2)
-        client.writer.write_eof()
         reply = await client.reply()
         assert reply.complete
         expected = BLOCK * size + (b"data: [DONE]\n\n" if stream else b"")

@@ -49,7 +49,6 @@ LINGER_BYTES = 256 * 1024 * 1024
 REFUSED_CONNECTIONS = 128
 """Connections beyond the limit that are told so with a 503; those beyond these are dropped."""
 SWEEP_S = 1.0
-GONE_CHECK_S = 0.005
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: on, no time: closing sends a reset."""
 BACKLOG = 4096
@@ -94,7 +93,6 @@ class ServerConnection(asyncio.Protocol):
         self._handing_over = False
         self._paused = False  # reading
         self._blocked = False  # the client's side of the buffer is full
-        self._client_eof = False
         self._idle_since = 0.0
         self._buffered = _NOTHING  # what last waited for a client that takes nothing, and when
         # The answer under way.
@@ -237,15 +235,13 @@ class ServerConnection(asyncio.Protocol):
             self._pause()
 
     def eof_received(self) -> bool:
-        """The client sends no more. It may have closed only its half: answers owed are given."""
-        if self._closing or (self._request is None and not self._reader.ready):
-            return False
-        if self._transport is None or not self._transport.can_write_eof():
-            return False  # TLS has no half-closed state
-        self._client_eof = True
-        self._reader.stop()
-        self._check_gone(GONE_CHECK_S)
-        return True
+        """The client sends no more: it has left, and what it is owed is cancelled.
+
+        A closed socket and one of which only the half is closed look the same until they are
+        written to. Engines and other proxies take both for a client that has left; a pod that
+        goes on for nobody costs more than the rare client that half-closes.
+        """
+        return False
 
     def pause_writing(self) -> None:
         """The buffer towards the client is full."""
@@ -309,8 +305,6 @@ class ServerConnection(asyncio.Protocol):
                 self._paused = False
                 if self._transport is not None:
                     self._transport.resume_reading()
-            elif self._client_eof:
-                self._close()
             else:
                 if reader.continue_due:
                     self._continue()
@@ -423,7 +417,7 @@ class ServerConnection(asyncio.Protocol):
         self._reader.discard()
         if transport is None or transport.is_closing():
             return
-        if self._client_eof or not transport.can_write_eof():
+        if not transport.can_write_eof():
             transport.close()  # TLS closes in both directions by itself
             return
         self._closing_since = self._heard_at = self._loop.time()
@@ -452,25 +446,6 @@ class ServerConnection(asyncio.Protocol):
         self._dropped_bytes += size
         if self._dropped_bytes > LINGER_BYTES:
             self._cut()
-
-    def _check_gone(self, delay_s: float) -> None:
-        """Find out whether a client that sends no more still listens.
-
-        A client that closed its socket and one that closed its half look the same until they are
-        written to: a closed socket answers with a reset. `100 Continue` is the one thing that may
-        be sent before any answer in HTTP/1.1; later the answer itself does it. The loop does not
-        watch a socket that is neither read nor written, so its error is asked for.
-        """
-        transport, request = self._transport, self._request
-        if transport is None or request is None or transport.is_closing():
-            return
-        if delay_s == GONE_CHECK_S and not self._started and request.head.http_minor == 1:
-            transport.write(CONTINUE)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            transport.abort()
-            return
-        self._loop.call_later(delay_s, self._check_gone, min(2 * delay_s, SWEEP_S))
 
     def sweep(self, now: float, timeouts: Timeouts) -> None:
         """Hold the client to its times; called about once a second."""

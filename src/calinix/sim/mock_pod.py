@@ -21,14 +21,14 @@ from typing import Literal, Protocol, Self
 
 import msgspec
 
+from calinix.config import Limits, Timeouts
 from calinix.edge.http_client import FetchError, PodClient, fetch
-from calinix.edge.http_server import Request
+from calinix.edge.http_server import HttpServer, Request
 from calinix.engines.vllm import LEASE_S, HandleError, HandleTable, NixlHandle
 from calinix.sim.mock_faults import Fault, FaultKind, FaultSet
 from calinix.sim.mock_metrics import PodMetrics
 from calinix.sim.mock_requests import Reader, Turns
 from calinix.sim.mock_routes import Routes
-from calinix.sim.mock_server import PodServer
 from calinix.sim.pod_model import Job, PodFigures, PodModel, StepKind
 from calinix.sim.words import Tokenizer
 
@@ -67,6 +67,11 @@ class Serving(Protocol):
     def die(self) -> None:
         """The engine died under it."""
         ...
+
+
+_DAY_MS = 86_400_000
+_LIMITS = Limits(connections=65_536)
+_TIMEOUTS = Timeouts(keep_alive_ms=_DAY_MS, client_ms=_DAY_MS)
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -118,7 +123,7 @@ class MockPod:
         self.cancelled = 0
         """Requests whose client left before the answer was whole."""
         self._lease_s = lease_s
-        self._server: PodServer | None = None
+        self._server: HttpServer | None = None
         self._routes = Routes(self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = _NEVER_S
@@ -178,7 +183,7 @@ class MockPod:
         await self.stop()
 
     async def _listen(self) -> None:
-        server = PodServer(self._routes, self.loop)
+        server = HttpServer(self._routes, self.loop, _LIMITS, _TIMEOUTS)
         await server.start(self.host, self.port)
         self._server = server
         self.port = server.port
