@@ -11,7 +11,8 @@ import pytest
 
 from calinix.config import Imbalance, Labels, Strategy, StrategyName, Weights
 from calinix.core import filters, pickers, scorers, strategies
-from calinix.core.choice import Choice, Term
+from calinix.core.choice import Choice
+from calinix.core.columns import Term
 from calinix.core.events import StrategyChanged
 from calinix.core.requests import RouteRequest
 from calinix.core.router import Router
@@ -45,7 +46,7 @@ def scores(term: Term | None) -> list[float]:
     """What a term stands for."""
     assert term is not None
     values, scale, offset = term
-    return [round(float(value), 6) for value in values * scale + offset]
+    return [round(float(value), 6) for value in np.asarray(values) * scale + offset]
 
 
 def state_of(pods: int, **gateway: object) -> State:

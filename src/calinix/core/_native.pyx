@@ -1430,12 +1430,14 @@ cdef class NativePrefixRegistry:
         cdef Range ranges[FRAMES]
         cdef int open_count = 1
         cdef uint32_t deepest = 0
+        memset(self.found, 0, self.max_pods * sizeof(uint32_t))
         ranges[0].low = 0
         ranges[0].high = chain.count
         while next_group(&self.index, chain.hashes, ranges, self.sets, &open_count):
-            self.note(
-                self.sets + <size_t>open_count * self.index.words, ranges[open_count].low
-            )
+            if ranges[open_count].low > 0:
+                self.note(
+                    self.sets + <size_t>open_count * self.index.words, ranges[open_count].low
+                )
             if ranges[open_count].low > deepest:
                 deepest = <uint32_t>ranges[open_count].low
         return deepest

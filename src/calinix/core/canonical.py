@@ -64,7 +64,8 @@ def chat(body: ChatBody, raw: bytes) -> bytes:
     pieces: list[str | bytes] = []
     if body.tools is not UNSET:
         _tools(pieces, body.tools)
-    _all(pieces, body.messages or [], raw, "messages")
+    if body.messages:
+        _all(pieces, body.messages, raw, "messages")
     return join(pieces)
 
 

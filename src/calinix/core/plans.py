@@ -40,7 +40,10 @@ class Planner:
         prefiller = pod if prefill is None else prefill
         cached, cached_tokens = 0, 0.0
         if prompt.blocks:
-            cached = self._cached_blocks(request, prompt, asked, prefiller)
+            if asked.depths is None or request.prefill_pod is not None:
+                cached = self._cached_blocks(request, prompt, prefiller)
+            elif asked.deepest:
+                cached = int(asked.depths[asked.index])
             if cached:
                 # Most blocks that can help: engines always recompute the last token.
                 cached_tokens = min(cached, prompt.cap_blocks) * prompt.block_tokens
@@ -95,14 +98,10 @@ class Planner:
         if state.health.half_open:
             self._begin_trials(lease)
 
-    def _cached_blocks(
-        self, request: RouteRequest, prompt: Prompt, choice: Choice, prefiller: Pod
-    ) -> int:
-        """Leading blocks that the pod that prefills is believed to hold."""
+    def _cached_blocks(self, request: RouteRequest, prompt: Prompt, prefiller: Pod) -> int:
+        """Leading blocks that the pod that prefills is believed to hold, not looked up yet."""
         if request.prefill_pod is not None:
             return prompt.blocks  # prefilled by an earlier plan
-        if choice.depths is not None:
-            return int(choice.depths[choice.index]) if choice.deepest else 0
         if self._state.health.silent >> prefiller.slot & 1:
             return 0
         alone = self._state.table.slot_set(1 << prefiller.slot)

@@ -147,7 +147,9 @@ def _chat(body: bytes) -> ParsedBody:
     except _UNREADABLE as error:
         _refuse(error)
     limit = parsed.max_completion_tokens
-    return _parsed(parsed, transfer, prompt, parsed.max_tokens if limit is None else limit)
+    if limit is None:
+        limit = parsed.max_tokens
+    return _parsed(parsed, transfer, prompt, limit)
 
 
 def _messages(body: bytes) -> ParsedBody:
@@ -264,7 +266,6 @@ def _parsed(
     transfer: bool,
     prompt: bytes,
     max_output_tokens: int | None,
-    *,
     prompt_is_tokens: bool = False,
     other_bytes: int = 0,
     user: str | None = None,
