@@ -46,7 +46,7 @@ def record(**fields: object) -> RequestRecord:
         "status": 200,
         "podId": "a",
         "receivedAt": 1.8e9,
-        "e2eS": 1.0,
+        "e2eUs": 1_000_000,
         **{re.sub(r"_(\w)", lambda m: m[1].upper(), k): v for k, v in fields.items()},
     }
     return msgspec.convert(given_, RequestRecord)

@@ -35,15 +35,15 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_one_line_per_request(tmp_path: Path) -> None:
-    """A finished request gives one JSON line: what is known of it, camelCase, six digits."""
+    """A finished request gives one line of JSON: what is known of it, whole microseconds."""
     path = tmp_path / "requests.jsonl"
     telemetry = Telemetry(config(Log(requests_file=str(path))), Pods(Pod("a")))
-    telemetry.finish(record(ttft_s=0.12345678, output_tokens=5))
+    telemetry.finish(record(ttft_us=123_456, output_tokens=5))
     telemetry.flush()
     (line,) = read_lines(path)
     assert set(line) <= {field.encode_name for field in msgspec.structs.fields(RequestRecord)}
     assert line["requestId"] == "r-1"
-    assert line["ttftS"] == 0.123456
+    assert line["ttftUs"] == 123_456
     assert line["outputTokens"] == 5
     assert "promptTokens" not in line
     telemetry.close()
@@ -68,7 +68,7 @@ def test_records_are_passed_on_in_batches(tmp_path: Path) -> None:
 def test_the_time_of_a_request_is_filled_in() -> None:
     """A record without `received_at` gets it from the clock and its own duration."""
     telemetry = Telemetry(config(Log(requests=False)), Pods())
-    late = record(received_at=0.0, e2e_s=10.0)
+    late = record(received_at=0.0, e2e_us=10_000_000)
     telemetry.finish(late)
     assert time.time() - 11 < late.received_at < time.time() - 9
 

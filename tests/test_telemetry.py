@@ -51,10 +51,10 @@ def test_what_a_routed_request_adds_up_to() -> None:
     shown = metrics()
     shown.observe(
         record(
-            ttft_s=0.3,
-            itl_s=0.012,
-            e2e_s=2.0,
-            decision_s=3e-5,
+            ttft_us=300_000,
+            itl_us=12_000,
+            e2e_us=2_000_000,
+            decision_us=30,
             prompt_blocks=10,
             cached_blocks=4,
             predicted_cached_tokens=64.5,
@@ -65,7 +65,7 @@ def test_what_a_routed_request_adds_up_to() -> None:
             retry_reason="refused",
         )
     )
-    shown.observe(record(status=499, error="client_left", e2e_s=9.0))
+    shown.observe(record(status=499, error="client_left", e2e_us=9_000_000))
     expected = {
         "calinix_request_ttft_seconds_sum": 0.3,
         "calinix_inter_token_seconds_sum": 0.012,
@@ -88,7 +88,7 @@ def test_what_a_routed_request_adds_up_to() -> None:
 def test_refused_and_broken_requests_are_no_latencies() -> None:
     """A request that no pod took, or whose answer broke off, says nothing of answer times."""
     shown = metrics()
-    shown.observe(record(pod_id="", status=503, decision_s=1e-5, prompt_blocks=9))
+    shown.observe(record(pod_id="", status=503, decision_us=10, prompt_blocks=9))
     shown.observe(record(error="broken"))
     shown.observe(record(status=404))
     assert value(shown, "calinix_request_e2e_seconds_count") == 0

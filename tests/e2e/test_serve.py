@@ -156,7 +156,7 @@ async def test_one_line_for_each_request(tmp_path: Path) -> None:
         assert record["status"] == 200
         assert record["podId"] == "single-1"
         assert record["endpoint"] == path
-        assert record.get("ttftS", 1.0) > 0
+        assert record.get("ttftUs", 1) > 0
         assert "my secret" not in served.output()
 
 

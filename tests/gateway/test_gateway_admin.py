@@ -249,12 +249,12 @@ def check_log(lines: list[dict[str, Any]]) -> None:
     assert (streamed["endpoint"], streamed["mode"], streamed["model"]) == (CHAT, "single", "mock")
     assert (streamed["strategy"], streamed["podId"]) == ("roundRobin", "p")
     assert (streamed["promptTokens"], streamed["outputTokens"]) == (20, 3)
-    assert 0 < streamed["ttftS"] <= streamed["e2eS"] < 5
-    assert 0 < streamed["decisionS"] < 1
+    assert 0 < streamed["ttftUs"] <= streamed["e2eUs"] < 5_000_000
+    assert 0 < streamed["decisionUs"] < 1_000_000
     assert streamed["bytesOut"] > 50
     assert "error" not in streamed
     assert by_id["whole-0"]["cachedTokens"] == 16
-    assert "ttftS" not in by_id["whole-0"]
+    assert "ttftUs" not in by_id["whole-0"]
     assert (by_id["fail"]["status"], by_id["fail"]["error"]) == (500, "server_error")
     assert (by_id["break"]["status"], by_id["break"]["error"]) == (502, "upstream_error")
     errors = sorted(line["error"] for line in lines if "podId" not in line)

@@ -64,7 +64,15 @@ def read_usage(tail: bytes) -> Usage | None:
         end = tail.rfind(_KEY, 0, end)
         if end < 0:
             return None
-        found = _object_after(tail, end + len(_KEY))
+        start = end + len(_KEY)
+        if tail[start : start + 2] == b":{" and (plain := tail.find(b"}", start)) > 0:
+            text = tail[start + 1 : plain + 1]
+            if text.count(b"{") == 1:  # the usual case: nothing nested
+                usage = _decode(text)
+                if usage is not None:
+                    return usage
+                continue
+        found = _object_after(tail, start)
         usage = _decode(found[1]) if found is not None else None
         if usage is not None:
             return usage

@@ -50,7 +50,7 @@ class RequestIds:
 
     def __init__(self) -> None:
         self._prefix = os.urandom(6).hex()
-        self._trace_prefix = os.urandom(8).hex().encode()
+        self._trace_start = b"traceparent: 00-" + os.urandom(8).hex().encode()
         self._count = 0
         self._traces = 0
 
@@ -65,11 +65,8 @@ class RequestIds:
         """A new W3C trace context, version 00, sampled."""
         # A span id of zero is invalid, so the count starts at one.
         self._traces = count = self._traces + 1
-        return b"traceparent: 00-%b%016x-%016x-01\r\n" % (
-            self._trace_prefix,
-            count,
-            count,
-        )
+        digits = b"%016x" % count
+        return b"%b%b-%b-01\r\n" % (self._trace_start, digits, digits)
 
 
 class PodAddress:

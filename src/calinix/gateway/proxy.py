@@ -615,14 +615,14 @@ class Flight:
             status=self.status,
             pod_id=plan.pod.id if plan else "",
             prefill_pod_id=plan.prefill.id if plan and plan.prefill else "",
-            e2e_s=now - received_s,
-            ttft_s=first_s - received_s if first_s else None,
-            itl_s=(
-                (self.last_token_s - first_s) / (self.chunks - 1)
+            e2e_us=int((now - received_s) * 1e6),
+            ttft_us=int((first_s - received_s) * 1e6) if first_s else None,
+            itl_us=(
+                int((self.last_token_s - first_s) * 1e6 / (self.chunks - 1))
                 if first_s and self.chunks > 1
                 else None
             ),
-            decision_s=self.decision_s,
+            decision_us=int(self.decision_s * 1e6),
             prompt_blocks=plan.prompt_blocks if plan else 0,
             cached_blocks=plan.cached_blocks if plan else 0,
             predicted_cached_tokens=plan.predicted_cached_tokens if plan else None,

@@ -209,7 +209,7 @@ class Gateway:
                 request_id=request_id,
                 status=error.status,
                 error=error.code or error.type,
-                e2e_s=self.now() - request.received_at,
+                e2e_us=int((self.now() - request.received_at) * 1e6),
             )
         )
 

@@ -45,7 +45,7 @@ class Telemetry:
     def finish(self, record: RequestRecord) -> None:
         """A request has ended. The record belongs to telemetry from here on."""
         if not record.received_at:
-            record.received_at = time.time() - record.e2e_s
+            record.received_at = round(time.time() - record.e2e_us / 1e6, 6)
         pending = self._pending
         pending.append(record)
         if len(pending) >= BATCH:

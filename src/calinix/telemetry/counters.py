@@ -173,15 +173,15 @@ class Counters:
             if pod is None:
                 pod = self._pod(record.prefill_pod_id)
             pod.requests += 1
-        if (value_s := record.decision_s) is not None:
-            self.decision.observe(value_s)
-        if (value_s := record.ttft_s) is not None:
-            self.ttft.observe(value_s)
-        if (value_s := record.itl_s) is not None:
-            self.gap.observe(value_s)
+        if (value_us := record.decision_us) is not None:
+            self.decision.observe(value_us / 1e6)
+        if (value_us := record.ttft_us) is not None:
+            self.ttft.observe(value_us / 1e6)
+        if (value_us := record.itl_us) is not None:
+            self.gap.observe(value_us / 1e6)
         if 200 <= record.status < 300 and not record.error:
             # An early refusal or a broken answer says nothing of how long an answer takes.
-            self.e2e.observe(record.e2e_s)
+            self.e2e.observe(record.e2e_us / 1e6)
         self.prompt_blocks += record.prompt_blocks
         self.cached_blocks += record.cached_blocks
         if (tokens := record.predicted_cached_tokens) is not None:
