@@ -1407,13 +1407,17 @@ cdef class NativePrefixRegistry:
     def held(self, Chain chain not None, slots not None):
         cdef array.array asked = ints(slots)
         cdef Py_ssize_t count = Py_SIZE(asked), i
-        cdef array.array out = array.clone(DOUBLES, count, False)
-        cdef double *depth = out.data.as_doubles
+        cdef array.array out
+        cdef double *depth
         cdef uint32_t deepest
         memset(self.sets, 0, self.index.words * sizeof(uint64_t))
         for i in range(count):
             self.ask_for(asked.data.as_ints[i])
         deepest = self.search(chain) if count else 0
+        if deepest == 0:
+            return None, 0
+        out = array.clone(DOUBLES, count, False)
+        depth = out.data.as_doubles
         for i in range(count):
             depth[i] = self.found[asked.data.as_ints[i]]
         return out, deepest

@@ -36,10 +36,12 @@ def choose(
             candidates = choice.candidates
             among = _look(state, choice)
     if recipe.uses_cache and choice.blocks:
-        choice.depths, choice.deepest = state.registry.held(prompt.chain, among.slots)
+        depths, choice.deepest = state.registry.held(prompt.chain, among.slots)
+        choice.depths = among.zeros if depths is None else depths
         if state.health.silent & candidates:
             choice.silent = state.health.silent & candidates
-            _mask(choice)
+            if depths is not None:
+                _mask(choice)
     if recipe.scorers:
         if request.session_key is not None:
             key = (request.tenant, request.session_key)

@@ -38,12 +38,13 @@ class Pod(msgspec.Struct, frozen=True):
 class SlotSet:
     """A set of slots: as a bitmap, as `count` slots, ascending. Never to be written to."""
 
-    __slots__ = ("bitmap", "count", "slots")
+    __slots__ = ("bitmap", "count", "slots", "zeros")
 
     def __init__(self, members: HostBitmap):
         self.bitmap = members
         self.slots = slots_of(members)
         self.count = len(self.slots)
+        self.zeros = array("d", bytes(8 * self.count))
 
     def index(self, slot: int) -> int:
         """Where `slot` stands; it has to be in the set."""

@@ -167,10 +167,11 @@ class PrefixRegistry:
             out[i] = next(depth for depth, members in groups if members >> slot & 1)
         return max((depth for depth, _ in groups), default=0)
 
-    def held(self, chain: Chain, slots: Slots) -> tuple[Values, int]:
-        """(leading blocks that each of the slots holds, the largest of these)."""
+    def held(self, chain: Chain, slots: Slots) -> tuple[Values | None, int]:
+        """(leading blocks that each slot holds, the largest of these); (None, 0): none at all."""
         found = array("d", bytes(8 * len(slots)))
-        return found, self.depths(chain, np.asarray(slots), np.asarray(found))
+        deepest = self.depths(chain, np.asarray(slots), np.asarray(found))
+        return (found, deepest) if deepest else (None, 0)
 
     def match(self, chain: Chain, candidates: int) -> list[tuple[int, int]]:
         """Groups (depth in blocks, bitmap of slots), deepest first, depth 0 included.
