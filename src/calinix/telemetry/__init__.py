@@ -45,7 +45,8 @@ class Telemetry:
     def finish(self, record: RequestRecord) -> None:
         """A request has ended. The record belongs to telemetry from here on."""
         if not record.received_at:
-            record.received_at = round(time.time() - record.e2e_us / 1e6, 6)
+            # Not round(): it takes five times as long, and nobody minds the last half unit.
+            record.received_at = int(time.time() * 1e6 - record.e2e_us) / 1e6
         pending = self._pending
         pending.append(record)
         if len(pending) >= BATCH:
