@@ -106,6 +106,7 @@ def _system(pieces: list[str | bytes], content: Content) -> None:
 
 def _all(pieces: list[str | bytes], items: list[Message], raw: bytes, field: str) -> None:
     loose: Any = None
+    places: dict[int, int] = {}
     for message in items:
         content = message.content
         head = _HEADS.get(message.role)
@@ -139,8 +140,9 @@ def _all(pieces: list[str | bytes], items: list[Message], raw: bytes, field: str
             del pieces[start:]
             if loose is None:
                 loose = msgspec.json.decode(raw)[field]
-            number = next(place for place, other in enumerate(items) if other is message)
-            pieces += (_MESSAGE + _FIELD + b"j", msgspec.json.encode(loose[number]))
+                places = {id(other): place for place, other in enumerate(items)}
+            place = places[id(message)]
+            pieces += (_MESSAGE + _FIELD + b"j", msgspec.json.encode(loose[place]))
 
 
 def _message(pieces: list[str | bytes], message: Message) -> None:

@@ -27,6 +27,7 @@ class Observer:
         self._state = state
         self._ledger, self._table = state.ledger, state.table
         self._health, self._rates = state.health, state.rates
+        self._registry, self._preparer = state.registry, state.preparer
         self._roster = roster
         self._means = means
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
@@ -184,10 +185,11 @@ class Observer:
         why.prompt_tokens = event.prompt_tokens
         why.cached_tokens = event.cached_tokens
         why.output_tokens = event.output_tokens
-        if 200 <= status < 300:
+        is_good = 200 <= status < 300
+        if is_good:
             if lease.work is _GENERATE:
                 if event.prompt_tokens is not None:
-                    self._state.preparer.learn(lease.prompt, event.prompt_tokens)
+                    self._preparer.learn(lease.prompt, event.prompt_tokens)
                 if event.output_tokens is not None:
                     self._means.answered(event.output_tokens)
             if not lease.confirmed:
@@ -198,7 +200,7 @@ class Observer:
         if self._table.is_current(pod):
             if health.heard(pod.slot, now):
                 self._roster.make_cold(pod)
-            if 200 <= status < 300:
+            if is_good:
                 health.succeeded(pod.slot, lease.id, now)
             else:
                 self._judge(pod, lease, _failure_of(status), now)
@@ -246,7 +248,9 @@ class Observer:
     def _confirm_all(self, lease: Lease) -> None:
         """The prompt is prefilled wherever the request went."""
         lease.confirmed = True
-        self._confirm(lease.pod, lease)
+        prompt, pod = lease.prompt, lease.pod
+        if prompt.blocks and self._table.is_current(pod):
+            self._registry.confirm(pod.slot, prompt.chain)
         if lease.prefill is not None and not lease.prefilled:
             lease.prefilled = True
             self._confirm(lease.prefill, lease)
@@ -254,7 +258,7 @@ class Observer:
     def _confirm(self, pod: Pod, lease: Lease) -> None:
         prompt = lease.prompt
         if prompt.blocks and self._table.is_current(pod):
-            self._state.registry.confirm(pod.slot, prompt.chain)
+            self._registry.confirm(pod.slot, prompt.chain)
 
     def _withdraw(self, lease: Lease) -> None:
         """Takes back what was only believed; another epoch has no entries of this lease."""

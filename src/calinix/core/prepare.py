@@ -46,9 +46,9 @@ class Ratio:
 
     def learn(self, units: float, tokens: float) -> None:
         """So many units were so many tokens."""
-        self._units = _KEEP * self._units + units
-        self._tokens = _KEEP * self._tokens + tokens
-        self.value = self._units / self._tokens
+        self._units = units = _KEEP * self._units + units
+        self._tokens = tokens = _KEEP * self._tokens + tokens
+        self.value = units / tokens
 
 
 class Namespace(msgspec.Struct, eq=False):

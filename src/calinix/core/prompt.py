@@ -29,7 +29,7 @@ from calinix.core.bodies import (
     names_transfer,
 )
 from calinix.core.requests import Work
-from calinix.errors import BadRequest
+from calinix.errors import BadRequest, PayloadTooLarge
 
 
 class Endpoint(enum.Enum):
@@ -95,6 +95,12 @@ _PATH = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 # What may stand before the first brace of JSON in any of the encodings that engines guess.
 _BEFORE_JSON = b" \t\r\n\x00\xff\xfe\xef\xbb\xbf"
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+COUNTED_BYTES = 1 << 20
+"""Longer JSON bodies are counted through before they are decoded."""
+MAX_CONTAINERS = 262_144
+MAX_MEMBERS = 2_000_000
+"""Objects and lists, and members of objects, in a body: decoded, `{}` is a hundred times as large.
+Characters of texts are counted too, which no prompt that an engine takes has so many of."""
 
 
 class _Reader:
@@ -134,8 +140,20 @@ _text = msgspec.json.Decoder(str).decode
 
 
 def read_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
-    """Reads `body`. Raises BadRequest, with the field in `param` where one is to blame."""
+    """Reads `body`. Raises BadRequest, with the field in `param` where one is to blame, and
+    PayloadTooLarge for one that holds too many values.
+    """
+    if len(body) > COUNTED_BYTES:
+        _check_values(body)
     return _READERS[endpoint](body)
+
+
+def _check_values(body: bytes) -> None:
+    """Refuses what would take seconds, and gigabytes, to decode; uploads may hold any bytes."""
+    if body.lstrip(_BEFORE_JSON)[:1] == b"{" and (
+        body.count(b"{") + body.count(b"[") > MAX_CONTAINERS or body.count(b":") > MAX_MEMBERS
+    ):
+        raise PayloadTooLarge("the body holds too many objects and lists")
 
 
 def _chat(body: bytes) -> ParsedBody:
