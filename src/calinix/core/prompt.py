@@ -140,8 +140,9 @@ _text = msgspec.json.Decoder(str).decode
 
 
 def read_body(endpoint: Endpoint, body: bytes) -> ParsedBody:
-    """Reads `body`. Raises BadRequest, with the field in `param` where one is to blame, and
-    PayloadTooLarge for one that holds too many values.
+    """Reads `body`. Raises BadRequest, with the field in `param` where one is to blame.
+
+    Of one that holds too many values: PayloadTooLarge.
     """
     if len(body) > COUNTED_BYTES:
         _check_values(body)
