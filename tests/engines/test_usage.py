@@ -84,12 +84,15 @@ def test_other_dialects(text: dict[str, object], usage: Usage) -> None:
         b'"usage":{"prompt_tokens":1',
         b'"usage":{"prompt_tokens":"x"}',
         b'"usage":{}',
+        b'"usage":{"prompt_tokens":-1,"completion_tokens":1}',
+        b'"usage":{"prompt_tokens":100000001,"completion_tokens":1}',
+        b'"usage":{"prompt_tokens":1,"completion_tokens":1' + b"0" * 400 + b"}",
         b'"text":"usage","x":{"prompt_tokens":1}',
         b'{"content":"\\"usage\\":{\\"prompt_tokens\\":1}"}',
     ],
 )
 def test_no_usage(tail: bytes) -> None:
-    """Missing, cut off, null, ill-typed, empty or only spoken of: None."""
+    """Missing, cut off, null, ill-typed, empty, impossible or only spoken of: None."""
     assert read_usage(tail) is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import msgspec
 
@@ -10,6 +11,10 @@ TAIL_BYTES = 2048
 """Enough of an answer's end for `read_usage`: the widest real tail is under half of it."""
 
 _TRIES = 8
+MAX_TOKENS = 100_000_000
+"""Of one answer. A count over it, or below zero, is an engine's error: sums, means and rates that
+took it in would be wrong for long, or could not be worked out at all."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _KEY = b'"usage"'
 # Usage objects hold numbers, nulls and objects of the same kind, so braces are structure.
 _object_after = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*){0,7}\})").match
@@ -25,7 +30,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _Wire(msgspec.Struct, frozen=True):
@@ -34,14 +39,14 @@ class _Wire(msgspec.Struct, frozen=True):
     Anthropic's `input_tokens` leaves out what was read from or written to the cache.
     """
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
     prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
     input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None
 
     def prompt(self) -> int | None:
         if self.prompt_tokens is not None or self.input_tokens is None:
