@@ -8,8 +8,19 @@ import msgspec
 import pytest
 
 import kit
+from calinix.core.requests import Refusal, RoutePlan, RouteRequest
 from fleets import gateway_of
-from gatewaykit import body_of, config_of, raw_pod
+from gatewaykit import (
+    CHAT,
+    Served,
+    answer,
+    body_of,
+    chat_body,
+    config_of,
+    metrics,
+    raw_pod,
+    total,
+)
 
 ENDPOINTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
@@ -137,3 +148,60 @@ async def test_what_is_wrong_with_a_body_is_said() -> None:
             assert error["param"] == param
             assert error["message"]
         assert not pod.requests
+
+
+@kit.on_loop
+async def test_keys_of_any_length_are_kept_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients choose sessions and tenants: what is kept of them is short, and tells them apart.
+
+    A model's name that is too long is nobody's.
+    """
+    async with raw_pod() as pod, gateway_of(config_of(p=pod)) as app:
+        seen: list[RouteRequest] = []
+        route = app.router.route
+
+        def spy(request: RouteRequest, now: float) -> RoutePlan | Refusal:
+            seen.append(request)
+            return route(request, now)
+
+        monkeypatch.setattr(app.router, "route", spy)
+        long = "k" * 100_000
+        for key in ["short", long + "1", long + "2", long + "1"]:
+            body = chat_body(prompt_cache_key=key, cache_salt=key)
+            assert (await kit.http(app.server.port, "POST", CHAT, body)).status == 200
+        by_header = {"x-calinix-session-key": "h" * 10_000}
+        assert (await kit.http(app.server.port, "POST", CHAT, chat_body(), by_header)).status == 200
+        keys = [request.session_key for request in seen]
+        assert all(key is not None and len(key) < 130 for key in keys)
+        assert len(set(keys)) == 4
+        assert keys[0] == "short"
+        assert keys[1] == keys[3]
+        tenants = [request.tenant for request in seen[:4]]
+        assert all(len(tenant) < 130 for tenant in tenants)
+        assert len(set(tenants)) == 3
+        body = chat_body() | {"model": "m" * 2000}
+        reply = await kit.http(app.server.port, "POST", CHAT, body)
+        assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
+        assert len(seen) == 5
+
+
+@kit.on_loop
+async def test_impossible_usage_harms_nobody() -> None:
+    """A pod that counts wrongly: its answer is passed on, and nothing is learned from it."""
+    counts = [b"-3", b"1" + b"0" * 300, b"1" + b"0" * 400]
+    answers = [
+        b'{"choices":[],"usage":{"prompt_tokens":%b,"completion_tokens":%b}}' % pair
+        for count in counts
+        for pair in ((b"9", count), (count, b"2"))
+    ]
+    left = iter(answers)
+
+    async def script(served: Served) -> None:
+        await served.say(answer(next(left)))
+
+    async with raw_pod(script) as pod, gateway_of(config_of(p=pod)) as app:
+        for wanted in answers:
+            reply = await kit.http(app.server.port, "POST", CHAT, chat_body("Hi " * 100))
+            assert (reply.status, reply.body) == (200, wanted)
+        assert total(await metrics(app), "calinix_output_tokens_total") == 0
+        assert app.router.open_leases() == 0

@@ -6,6 +6,7 @@ Time-outs are one deadline attribute that the gateway's sweep looks at.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,10 @@ from calinix.telemetry import RequestRecord
 if TYPE_CHECKING:
     from calinix.gateway.server import Gateway
 
+_MAX_MODEL_CHARS = 1024
+_MAX_KEY_BYTES = 128
+"""Tables are bounded in entries, so what clients choose as keys has to be short."""
+
 # The answer of a leg that does not answer the client: transfer handles, never a text of note.
 _MAX_SIDE_ANSWER_BYTES = 16 * 1024 * 1024
 
@@ -60,6 +65,11 @@ _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp[A-Za-z0-9_-]{1,128})"')
 
 _CLIENT_LEFT_STATUS = 499
 NEVER = float("inf")
+
+
+def _short_key(key: bytes) -> bytes:
+    """In the place of a long key: keys that differ stay different."""
+    return b"sha256:" + hashlib.sha256(key).hexdigest().encode()
 
 
 class SideLeg:
@@ -172,6 +182,10 @@ class Flight:
         client = self.client
         body = request.body
         parsed = self.parsed = read_body(client.endpoint, body)
+        if len(parsed.model) > _MAX_MODEL_CHARS:
+            raise errors.NotFound(
+                "no model has so long a name", param="model", code="model_not_found"
+            )
         self.body = strip_transfer_fields(body) if parsed.has_transfer_fields else body
         self.streamed = parsed.stream
         self.route_request = self._route_request(parsed)
@@ -191,6 +205,11 @@ class Flight:
         session_key = client.session_key or parsed.session_key
         if session_key is None and gateway.session_from_user:
             session_key = parsed.user
+        if session_key is not None and len(session_key) > _MAX_KEY_BYTES:
+            session_key = _short_key(session_key.encode("utf-8", "surrogatepass")).decode()
+        tenant = parsed.cache_salt
+        if len(tenant) > _MAX_KEY_BYTES:
+            tenant = _short_key(tenant)
         response_id = parsed.previous_response_id or client.response_id
         pinned_pod = None
         if response_id is not None:
@@ -202,7 +221,7 @@ class Flight:
             model=parsed.model,
             prompt=parsed.prompt,
             prompt_is_tokens=parsed.prompt_is_tokens,
-            tenant=parsed.cache_salt,
+            tenant=tenant,
             session_key=session_key,
             max_output_tokens=parsed.max_output_tokens,
             streamed=parsed.stream,
