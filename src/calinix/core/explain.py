@@ -11,33 +11,57 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import msgspec
-
 from calinix.core import bitmap
 from calinix.core.choice import Choice
 from calinix.core.columns import Term
 from calinix.core.requests import RoutePlan
 
 
-class Explanation(msgspec.Struct, eq=False, gc=False):
+class Explanation:
     """What one decision rested on; the outcome is filled in later (None: not known)."""
 
-    choices: tuple[Choice, ...]
-    """One per pod that was chosen: single, or prefill and decode."""
-    routed_s: float
-    """When it was made, on the router's clock."""
-    predicted_ttft_s: float | None
-    """Backlog and own uncached tokens over the pod's measured rate."""
-    ttft_s: float | None = None
-    """Routed to first token."""
-    e2e_s: float | None = None
-    """Routed to end."""
-    status: int | None = None
-    failure: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    """As the engine reported it: the real hit."""
-    output_tokens: int | None = None
+    __slots__ = (
+        "cached_tokens",
+        "choices",
+        "e2e_s",
+        "failure",
+        "output_tokens",
+        "predicted_ttft_s",
+        "prompt_tokens",
+        "routed_s",
+        "status",
+        "ttft_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        choices: tuple[Choice, ...],
+        routed_s: float,
+        predicted_ttft_s: float | None,
+        ttft_s: float | None = None,
+        e2e_s: float | None = None,
+        status: int | None = None,
+        failure: str | None = None,
+        prompt_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        output_tokens: int | None = None,
+    ):
+        self.choices = choices
+        """One per pod that was chosen: single, or prefill and decode."""
+        self.routed_s = routed_s
+        """When it was made, on the router's clock."""
+        self.predicted_ttft_s = predicted_ttft_s
+        """Backlog and own uncached tokens over the pod's measured rate."""
+        self.ttft_s = ttft_s
+        """Routed to first token."""
+        self.e2e_s = e2e_s
+        """Routed to end."""
+        self.status = status
+        self.failure = failure
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        """As the engine reported it: the real hit."""
+        self.output_tokens = output_tokens
 
     def to_dict(self, plan: RoutePlan) -> dict[str, Any]:
         """The whole decision as JSON-ready data, camelCase keys."""

@@ -36,7 +36,9 @@ def choose(
             candidates = choice.candidates
             among = _look(state, choice)
     if recipe.uses_cache and choice.blocks:
-        choice.depths, choice.deepest = state.registry.held(prompt.chain, among.slots)
+        depths, deepest = state.registry.held(prompt.chain, among.slots)
+        choice.depths = depths
+        choice.deepest = float(deepest)
         if state.health.silent & candidates:
             choice.silent = state.health.silent & candidates
             _mask(choice)
