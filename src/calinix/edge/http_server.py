@@ -12,11 +12,11 @@ import functools
 import socket
 import ssl as ssl_module
 import struct
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from calinix.config import Limits, Timeouts
+from calinix.edge.http_errors import OverloadedError
 from calinix.edge.http_request import BodyBudget, Request, RequestHead, RequestReader
-from calinix.edge.http_strict import OverloadedError
 from calinix.edge.http_wire import (
     CHUNKED_LINE,
     CLOSE_LINE,
@@ -80,7 +80,7 @@ class ResponseStream(Protocol):
         ...
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection:
     """One client connection."""
 
     def __init__(self, server: HttpServer):
@@ -235,7 +235,9 @@ class ServerConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client sends no more. It may have closed only its half: answers owed are given."""
-        if self._closing or (self._request is None and not self._reader.ready):
+        if self._closing or not self._server.serves_half_closed:
+            return False
+        if self._request is None and not self._reader.ready:
             return False
         if self._transport is None or not self._transport.can_write_eof():
             return False  # TLS has no half-closed state
@@ -523,8 +525,12 @@ class HttpServer:
         loop: asyncio.AbstractEventLoop,
         limits: Limits,
         timeouts: Timeouts,
+        *,
+        serves_half_closed: bool = True,
     ):
         self.handler = handler
+        self.serves_half_closed = serves_half_closed
+        """Clients that have closed only their half get their answers; else they have left."""
         self.loop = loop
         self.limits = limits
         self.timeouts = timeouts
@@ -554,14 +560,15 @@ class HttpServer:
         handshake_s = self.timeouts.client_ms / 1000 if ssl is not None else None
         listen = functools.partial(
             self.loop.create_server,
-            lambda: ServerConnection(self),
+            lambda: cast("asyncio.Protocol", ServerConnection(self)),
             ssl=ssl,
             ssl_handshake_timeout=handshake_s,
             backlog=BACKLOG,
         )
         server = await (listen(host or None, port) if sock is None else listen(sock=sock))
         self._server = server
-        self.port = server.sockets[0].getsockname()[1]
+        sockets: Any = server
+        self.port = sockets.sockets[0].getsockname()[1]  # uvloop's are no tuple
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep_again)
 
     def adopt(self, limits: Limits, timeouts: Timeouts) -> None:

@@ -6,6 +6,10 @@ import re
 
 import msgspec
 
+from calinix.engines.usage_shapes import Usage, decode_usage
+
+__all__ = ["TAIL_BYTES", "Usage", "read_usage"]
+
 TAIL_BYTES = 2048
 """Enough of an answer's end for `read_usage`: the widest real tail is under half of it."""
 
@@ -13,44 +17,6 @@ _TRIES = 8
 _KEY = b'"usage"'
 # Usage objects hold numbers, nulls and objects of the same kind, so braces are structure.
 _object_after = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*){0,7}\})").match
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one answer; None where the engine did not say."""
-
-    prompt_tokens: int | None
-    output_tokens: int | None
-    cached_tokens: int | None
-    """Prompt tokens that were a prefix hit on the pod."""
-
-
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-
-
-class _Wire(msgspec.Struct, frozen=True):
-    """The usage objects of OpenAI's chat, completions and responses, and of Anthropic's messages.
-
-    Anthropic's `input_tokens` leaves out what was read from or written to the cache.
-    """
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-
-    def prompt(self) -> int | None:
-        if self.prompt_tokens is not None or self.input_tokens is None:
-            return self.prompt_tokens
-        read, created = self.cache_read_input_tokens, self.cache_creation_input_tokens
-        return self.input_tokens + (read or 0) + (created or 0)
-
-
-_decoder = msgspec.json.Decoder(_Wire)
 
 
 def read_usage(tail: bytes) -> Usage | None:
@@ -73,7 +39,7 @@ def read_usage(tail: bytes) -> Usage | None:
 
 def _decode(text: bytes) -> Usage | None:
     try:
-        wire = _decoder.decode(text)
+        wire = decode_usage(text)
     except msgspec.MsgspecError:
         return None
     prompt = wire.prompt()

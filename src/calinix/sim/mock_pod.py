@@ -22,13 +22,13 @@ from typing import Literal, Protocol, Self
 import msgspec
 
 from calinix.edge.http_client import FetchError, PodClient, fetch
-from calinix.edge.http_server import Request
+from calinix.edge.http_server import HttpServer, Request
 from calinix.engines.vllm import LEASE_S, HandleError, HandleTable, NixlHandle
 from calinix.sim.mock_faults import Fault, FaultKind, FaultSet
 from calinix.sim.mock_metrics import PodMetrics
 from calinix.sim.mock_requests import Reader, Turns
 from calinix.sim.mock_routes import Routes
-from calinix.sim.mock_server import PodServer
+from calinix.sim.mock_server import pod_server
 from calinix.sim.pod_model import Job, PodFigures, PodModel, StepKind
 from calinix.sim.words import Tokenizer
 
@@ -118,7 +118,7 @@ class MockPod:
         self.cancelled = 0
         """Requests whose client left before the answer was whole."""
         self._lease_s = lease_s
-        self._server: PodServer | None = None
+        self._server: HttpServer | None = None
         self._routes = Routes(self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = _NEVER_S
@@ -178,7 +178,7 @@ class MockPod:
         await self.stop()
 
     async def _listen(self) -> None:
-        server = PodServer(self._routes, self.loop)
+        server = pod_server(self._routes, self.loop)
         await server.start(self.host, self.port)
         self._server = server
         self.port = server.port
