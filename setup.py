@@ -7,10 +7,12 @@ stale. All of HOT is compiled or nothing of it.
 
 import os
 import sys
+from subprocess import CalledProcessError
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, CompileError, ExecError
 
 HOT = """
     core/admission core/canonical core/choice core/explain core/filters core/health core/ledger
@@ -60,7 +62,10 @@ class AllOrNone(build_ext):
         """Builds one of them."""
         if ext in hot and not is_library(ext) and not self.library_is_built():
             return
-        super().build_extension(ext)
+        try:
+            super().build_extension(ext)
+        except (CCompilerError, ExecError, CompileError, OSError, CalledProcessError) as error:
+            print(f"{ext.name} stays Python: {error}", file=sys.stderr)
 
     def library_is_built(self) -> bool:
         """Whether the library is there."""
