@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check accept bench lock clean
+.PHONY: help demo test check accept bench compiled lock clean
 help: ## what can be typed here
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -30,6 +30,9 @@ check: $(READY) ## lint, format, types, house rules
 
 accept: $(READY) ## every acceptance figure that can be taken unattended
 	$(BIN)/python benchmarks/accept.py
+
+compiled: $(READY) ## the package as it is when installed, its request path compiled, in build/compiled
+	$(BIN)/python setup.py -q build --build-lib build/compiled
 
 bench: $(READY) ## CPU per request beside nginx and vllm-router
 	$(BIN)/python benchmarks/bench_proxy.py

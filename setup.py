@@ -1,7 +1,78 @@
-"""Builds the compiled part where there is a C compiler; without one the package still installs."""
+"""Builds the compiled parts where there is a C compiler; without one the package still installs.
+
+`_native` is Cython. HOT is the request path: the same .py files, compiled by mypyc, so that it is
+fast where it is installed and runs from its source in an editable install, where nothing goes
+stale. All of HOT is compiled or nothing of it.
+"""
+
+import os
+import sys
+from subprocess import CalledProcessError
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, CompileError, ExecError
+
+HOT = """
+    core/admission core/canonical core/choice core/explain core/filters core/health core/ledger
+    core/means core/observe core/pickers core/pipeline core/plans core/pods core/prepare
+    core/prompt core/rates core/requests core/router core/scorers core/sessions core/state
+    edge/http_client edge/http_request edge/http_response edge/http_server edge/http_strict
+    edge/http_wire
+    engines/usage
+    gateway/heads gateway/proxy gateway/server gateway/upstreams gateway/waiting
+""".split()  # noqa: SIM905
+GROUP = "calinix._hot"
+BUILDING = {"bdist_wheel", "build", "build_ext", "install"}
+"""Commands that compile. An editable install is none of them."""
+
+
+def hot_extensions() -> list[Extension]:
+    """The request path's extensions, its library first; none where they cannot be made."""
+    if os.environ.get("CALINIX_PURE") or not BUILDING & set(sys.argv):
+        return []
+    flags = ["--config-file=", "--ignore-missing-imports"]
+    try:
+        from mypyc.build import mypycify  # noqa: PLC0415
+
+        found = mypycify(
+            flags + [f"src/calinix/{name}.py" for name in HOT],
+            opt_level="2",
+            debug_level="0",
+            group_name=GROUP,
+        )
+    except (ImportError, SystemExit) as error:
+        print(f"the request path stays Python: {error}", file=sys.stderr)
+        return []
+    for extension in found:
+        extension.optional = True
+    return sorted(found, key=lambda extension: not is_library(extension))
+
+
+def is_library(extension: Extension) -> bool:
+    """Whether this is the one that holds the code; each other one only names a module of it."""
+    return extension.name.startswith(GROUP)
+
+
+class AllOrNone(build_ext):
+    """Leaves out every module of the request path where its library cannot be built."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Builds one of them."""
+        if ext in hot and not is_library(ext) and not self.library_is_built():
+            return
+        try:
+            super().build_extension(ext)
+        except (CCompilerError, ExecError, CompileError, OSError, CalledProcessError) as error:
+            print(f"{ext.name} stays Python: {error}", file=sys.stderr)
+
+    def library_is_built(self) -> bool:
+        """Whether the library is there."""
+        return any(
+            is_library(ext) and os.path.exists(self.get_ext_fullpath(ext.name)) for ext in hot
+        )
+
 
 native = Extension(
     "calinix.core._native",
@@ -9,4 +80,8 @@ native = Extension(
     extra_compile_args=["-O3", "-fno-strict-aliasing", "-ffp-contract=off"],
     optional=True,
 )
-setup(ext_modules=cythonize([native], language_level=3))
+hot = hot_extensions()
+setup(
+    ext_modules=[*cythonize([native], language_level=3), *hot],
+    cmdclass={"build_ext": AllOrNone},
+)

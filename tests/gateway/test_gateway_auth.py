@@ -79,10 +79,11 @@ async def test_what_needs_a_key() -> None:
 def test_keys_are_compared_by_digest() -> None:
     """No key is kept, so how long a comparison takes says nothing of one."""
     keys = ApiKeys(("key-one", "schlüssel"))
-    assert "key-one" not in repr(vars(keys))
-    assert vars(keys) == {
-        "_digests": {hashlib.sha256(key.encode()).digest() for key in ("key-one", "schlüssel")}
+    kept = {name: getattr(keys, name) for name in dir(keys) if not name.startswith("__")}
+    assert kept.pop("_digests") == {
+        hashlib.sha256(key.encode()).digest() for key in ("key-one", "schlüssel")
     }
+    assert all(map(callable, kept.values()))
 
 
 @kit.on_loop

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from calinix import headers as h
 from calinix.config import PodConfig
+from calinix.core.choice import Choice
+from calinix.core.explain import Explanation
 from calinix.core.pods import Pod
 from calinix.core.prompt import Endpoint
 from calinix.core.requests import RoutePlan
@@ -69,7 +71,7 @@ def plan(**changed: Any) -> RoutePlan:
         "cached_blocks": 3,
         "prompt_tokens": 100.0,
         "predicted_cached_tokens": 48.0,
-        "explanation": None,
+        "explanation": Explanation(Choice("single", 9, 0, (), None), None, 0.0, None),
     }
     return RoutePlan(**{**given_, **changed})
 

@@ -7,8 +7,9 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calinix.config import Limits
+from calinix.config import Limits, Timeouts
 from calinix.edge.http_request import BodyBudget, RequestReader
+from calinix.edge.http_server import HttpServer, ServerConnection
 from calinix.errors import HttpError
 
 LIMITS = Limits(body_bytes=50)
@@ -37,7 +38,9 @@ def read(reader: RequestReader, data: bytes) -> Any:
 
 def reader_of() -> RequestReader:
     """A reader of a connection that does not matter."""
-    return RequestReader(cast("Any", None), LIMITS, BodyBudget())
+    nobody = cast("Any", None)
+    conn = ServerConnection(HttpServer(nobody, nobody, LIMITS, Timeouts()))
+    return RequestReader(conn, LIMITS, BodyBudget())
 
 
 @given(st.lists(st.tuples(st.sampled_from(HEADS), st.sampled_from(LENGTHS)), max_size=8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
@@ -152,7 +153,9 @@ async def test_ipv6() -> None:
 
     async with serving(seen) as server:
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(lambda: ServerConnection(server), "::1", 0)
+        listener = await loop.create_server(
+            lambda: cast("asyncio.Protocol", ServerConnection(server)), "::1", 0
+        )
         port = listener.sockets[0].getsockname()[1]
         client = PodClient(f"http://[::1]:{port}/base", loop, connect_timeout_s=2)
         head, body = await fetch(client, "GET", "/x")

@@ -202,3 +202,25 @@ def closed_form(shape: type[_T]) -> type[_T]:
         forbid_unknown_fields=True,
     )
     return closed  # type: ignore[no-any-return]
+
+
+class ParsedBody(msgspec.Struct, frozen=True, gc=False):
+    """What a body says, as far as routing and the gateway need it."""
+
+    model: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    """The client asked for a usage chunk at the end of the stream."""
+    prompt: bytes = b""
+    """Canonical bytes, or little-endian u32 token ids when `prompt_is_tokens`."""
+    prompt_is_tokens: bool = False
+    other_bytes: int = 0
+    """Bytes of inputs beside `prompt` (batches, pooling; 4 a token id): load, never a key."""
+    max_output_tokens: int | None = None
+    session_key: str | None = None
+    """The body's `prompt_cache_key`."""
+    user: str | None = None
+    cache_salt: bytes = b""
+    previous_response_id: str | None = None
+    has_transfer_fields: bool = False
+    """The client sent fields that steer KV transfers; they must not reach a pod."""

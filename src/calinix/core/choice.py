@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from calinix.core.bitmap import HostBitmap
 from calinix.core.columns import Floats, Term
 from calinix.core.kv import weigh
@@ -107,16 +105,27 @@ Picker = Callable[["State", RouteRequest, Choice], int]
 """Place of the pick among the candidates."""
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class Recipe:
     """How one role's pod is chosen."""
 
-    filters: tuple[tuple[str, Filter], ...]
-    """After those that always apply; with their names."""
-    scorers: tuple[tuple[str, float, Scorer], ...]
-    """(name, weight, scorer)."""
-    names: tuple[str, ...]
-    """Of the scorers; likewise:"""
-    weights: tuple[float, ...]
-    picker: Picker
-    uses_cache: bool
-    """A scorer needs to know how much of the prompt each candidate holds."""
+    __slots__ = ("filters", "names", "picker", "scorers", "uses_cache", "weights")
+
+    def __init__(
+        self,
+        filters: tuple[tuple[str, Filter], ...],
+        scorers: tuple[tuple[str, float, Scorer], ...],
+        names: tuple[str, ...],
+        weights: tuple[float, ...],
+        picker: Picker,
+        uses_cache: bool,
+    ):
+        self.filters = filters
+        """After those that always apply; with their names."""
+        self.scorers = scorers
+        """(name, weight, scorer)."""
+        self.names = names
+        """Of the scorers; likewise:"""
+        self.weights = weights
+        self.picker = picker
+        self.uses_cache = uses_cache
+        """A scorer needs to know how much of the prompt each candidate holds."""

@@ -11,35 +11,54 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import msgspec
-
 from calinix.core import bitmap
 from calinix.core.choice import Choice
 from calinix.core.columns import Floats, Term
 from calinix.core.requests import RoutePlan
 
 
-class Explanation(msgspec.Struct, eq=False, gc=False):
+class Explanation:
     """What one decision rested on; the outcome is filled in later (None: not known)."""
 
-    choice: Choice
-    """How the pod that answers was chosen."""
-    first: Choice | None
-    """In dispatch mode, how the prefill pod was."""
-    routed_s: float
-    """When it was made, on the router's clock."""
-    predicted_ttft_s: float | None
-    """Backlog and own uncached tokens over the pod's measured rate."""
-    ttft_s: float | None = None
-    """Routed to first token."""
-    e2e_s: float | None = None
-    """Routed to end."""
-    status: int | None = None
-    failure: str | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    """As the engine reported it: the real hit."""
-    output_tokens: int | None = None
+    __slots__ = (
+        "cached_tokens",
+        "choice",
+        "e2e_s",
+        "failure",
+        "first",
+        "output_tokens",
+        "predicted_ttft_s",
+        "prompt_tokens",
+        "routed_s",
+        "status",
+        "ttft_s",
+    )
+
+    def __init__(
+        self,
+        choice: Choice,
+        first: Choice | None,
+        routed_s: float,
+        predicted_ttft_s: float | None,
+    ):
+        self.choice = choice
+        """How the pod that answers was chosen."""
+        self.first = first
+        """In dispatch mode, how the prefill pod was."""
+        self.routed_s = routed_s
+        """When it was made, on the router's clock."""
+        self.predicted_ttft_s = predicted_ttft_s
+        """Backlog and own uncached tokens over the pod's measured rate."""
+        self.ttft_s: float | None = None
+        """Routed to first token."""
+        self.e2e_s: float | None = None
+        """Routed to end."""
+        self.status: int | None = None
+        self.failure: str | None = None
+        self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        """As the engine reported it: the real hit."""
+        self.output_tokens: int | None = None
 
     @property
     def choices(self) -> tuple[Choice, ...]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from calinix.core.bitmap import HostBitmap
@@ -27,29 +26,61 @@ if TYPE_CHECKING:
 _MAX_STALE_RELEASES = 1024
 
 
-class Lease(msgspec.Struct, eq=False, gc=False):
+class Lease:
     """What one request holds. Changed only by the Ledger and the Router."""
 
-    id: int
-    pod: Pod
-    """The pod that answers: single or decode."""
-    prefill: Pod | None
-    """The prefill pod, in dispatch mode."""
-    work: Work
-    opened_s: float
-    prefill_tokens: float
-    """Uncached prompt tokens still held; 0 when given back."""
-    decode_tokens: float
-    prefill_held: bool
-    """The prefill pod's inflight request is still held."""
-    prompt: Prompt
-    explanation: Explanation
-    work_tokens: float
-    """The uncached prompt tokens taken at first; what rates are learned from."""
-    confirmed: bool = False
-    """The prompt's blocks are known to be on the pod that answers."""
-    prefilled: bool = False
-    """Likewise on the prefill pod."""
+    __slots__ = (
+        "confirmed",
+        "decode_tokens",
+        "explanation",
+        "id",
+        "opened_s",
+        "pod",
+        "prefill",
+        "prefill_held",
+        "prefill_tokens",
+        "prefilled",
+        "prompt",
+        "work",
+        "work_tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002
+        pod: Pod,
+        prefill: Pod | None,
+        work: Work,
+        opened_s: float,
+        prefill_tokens: float,
+        decode_tokens: float,
+        prefill_held: bool,
+        prompt: Prompt,
+        explanation: Explanation,
+        work_tokens: float,
+        confirmed: bool = False,
+        prefilled: bool = False,
+    ):
+        self.id = id
+        self.pod = pod
+        """The pod that answers: single or decode."""
+        self.prefill = prefill
+        """The prefill pod, in dispatch mode."""
+        self.work = work
+        self.opened_s = opened_s
+        self.prefill_tokens = prefill_tokens
+        """Uncached prompt tokens still held; 0 when given back."""
+        self.decode_tokens = decode_tokens
+        self.prefill_held = prefill_held
+        """The prefill pod's inflight request is still held."""
+        self.prompt = prompt
+        self.explanation = explanation
+        self.work_tokens = work_tokens
+        """The uncached prompt tokens taken at first; what rates are learned from."""
+        self.confirmed = confirmed
+        """The prompt's blocks are known to be on the pod that answers."""
+        self.prefilled = prefilled
+        """Likewise on the prefill pod."""
 
 
 class Ledger:

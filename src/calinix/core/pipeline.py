@@ -36,7 +36,8 @@ def choose(
             candidates = choice.candidates
             among = _look(state, choice)
     if recipe.uses_cache and choice.blocks:
-        depths, choice.deepest = state.registry.held(prompt.chain, among.slots)
+        depths, deepest = state.registry.held(prompt.chain, among.slots)
+        choice.deepest = float(deepest)
         choice.depths = among.zeros if depths is None else depths
         if state.health.silent & candidates:
             choice.silent = state.health.silent & candidates

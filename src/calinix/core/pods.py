@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from typing import Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,18 +20,29 @@ ROLES: tuple[Role, ...] = ("single", "prefill", "decode")
 _MAX_SLOT_SETS = 1024
 
 
-class Pod(msgspec.Struct, frozen=True):
+class Pod:
     """One engine endpoint in its slot.
 
     `epoch` is never used twice: equal epochs mean the same pod and the same engine process.
     """
 
-    id: str
-    url: str
-    slot: int
-    epoch: int
-    role: Role
-    config: PodConfig
+    __slots__ = ("config", "epoch", "id", "role", "slot", "url")
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002
+        url: str,
+        slot: int,
+        epoch: int,
+        role: Role,
+        config: PodConfig,
+    ):
+        self.id = id
+        self.url = url
+        self.slot = slot
+        self.epoch = epoch
+        self.role = role
+        self.config = config
 
 
 class SlotSet:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
 from calinix.core.kv import Chain, hash_bytes, hash_words, seed_of
 from calinix.core.requests import RouteRequest, Work
 
@@ -51,31 +49,61 @@ class Ratio:
         self.value = units / tokens
 
 
-class Namespace(msgspec.Struct, eq=False):
+class Namespace:
     """What keeps prompts of different models, tenants and tokenizers apart."""
 
-    seed: int
-    name: str
-    """The seed in 16 hex digits."""
-    ratio: Ratio | None
-    """Units per engine token; None: units are engine tokens."""
+    __slots__ = ("name", "ratio", "seed")
+
+    def __init__(
+        self,
+        seed: int,
+        name: str,
+        ratio: Ratio | None,
+    ):
+        self.seed = seed
+        self.name = name
+        """The seed in 16 hex digits."""
+        self.ratio = ratio
+        """Units per engine token; None: units are engine tokens."""
 
 
-class Prompt(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Prompt:
     """A prompt, prepared."""
 
-    chain: Chain
-    blocks: int
-    namespace: str
-    tokens: float
-    """Engine tokens, estimated."""
-    block_tokens: float = 0.0
-    """Engine tokens per block, estimated."""
-    cap_blocks: int = 0
-    """Most blocks that can help: engines always recompute the last token."""
-    units: float = 0.0
-    """Bytes, words or token ids; 0 where nothing can be learned."""
-    ratio: Ratio | None = None
+    __slots__ = (
+        "block_tokens",
+        "blocks",
+        "cap_blocks",
+        "chain",
+        "namespace",
+        "ratio",
+        "tokens",
+        "units",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        chain: Chain,
+        blocks: int,
+        namespace: str,
+        tokens: float,
+        block_tokens: float = 0.0,
+        cap_blocks: int = 0,
+        units: float = 0.0,
+        ratio: Ratio | None = None,
+    ):
+        self.chain = chain
+        self.blocks = blocks
+        self.namespace = namespace
+        self.tokens = tokens
+        """Engine tokens, estimated."""
+        self.block_tokens = block_tokens
+        """Engine tokens per block, estimated."""
+        self.cap_blocks = cap_blocks
+        """Most blocks that can help: engines always recompute the last token."""
+        self.units = units
+        """Bytes, words or token ids; 0 where nothing can be learned."""
+        self.ratio = ratio
 
 
 _NO_PROMPT = Prompt(_EMPTY, 0, _NO_NAMESPACE, 0.0)

@@ -22,6 +22,7 @@ from calinix.core.bodies import (
     CompletionsBody,
     EmbeddingsBody,
     MessagesBody,
+    ParsedBody,
     ResponsesBody,
     TokenOrText,
     closed_form,
@@ -30,6 +31,8 @@ from calinix.core.bodies import (
 )
 from calinix.core.requests import Work
 from calinix.errors import BadRequest, PayloadTooLarge
+
+__all__ = ["Endpoint", "ParsedBody", "read_body"]
 
 
 class Endpoint(enum.Enum):
@@ -64,28 +67,6 @@ _WORK = {
     Endpoint.OTHER_POST: Work.MEAN,
     Endpoint.GET: Work.NONE,
 }
-
-
-class ParsedBody(msgspec.Struct, frozen=True, gc=False):
-    """What a body says, as far as routing and the gateway need it."""
-
-    model: str = ""
-    stream: bool = False
-    include_usage: bool = False
-    """The client asked for a usage chunk at the end of the stream."""
-    prompt: bytes = b""
-    """Canonical bytes, or little-endian u32 token ids when `prompt_is_tokens`."""
-    prompt_is_tokens: bool = False
-    other_bytes: int = 0
-    """Bytes of inputs beside `prompt` (batches, pooling; 4 a token id): load, never a key."""
-    max_output_tokens: int | None = None
-    session_key: str | None = None
-    """The body's `prompt_cache_key`."""
-    user: str | None = None
-    cache_salt: bytes = b""
-    previous_response_id: str | None = None
-    has_transfer_fields: bool = False
-    """The client sent fields that steer KV transfers; they must not reach a pod."""
 
 
 _NOTHING = ParsedBody()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 if TYPE_CHECKING:
     from calinix.core.explain import Explanation
     from calinix.core.pods import Pod
@@ -27,30 +25,84 @@ class Work(enum.Enum):
     """Inflight only (GET)."""
 
 
-class RouteRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RouteRequest:
     """One request, as routing sees it."""
 
-    request_id: str
-    mode: Mode | None = None
-    """The mode the client asked for; None lets the router choose."""
-    work: Work = Work.GENERATE
-    model: str = ""
-    prompt: bytes = b""
-    """Canonical prompt bytes, or little-endian u32 token ids when `prompt_is_tokens`."""
-    prompt_is_tokens: bool = False
-    other_bytes: int = 0
-    """Bytes of inputs beside `prompt` (batches, pooling; 4 a token id): load, never a key."""
-    tenant: bytes = b""
-    """Cache salt or tenant: part of the namespace, so that nothing leaks across tenants."""
-    session_key: str | None = None
-    max_output_tokens: int | None = None
-    streamed: bool = False
-    avoid: int = 0
-    """Bitmap of slots not to use: pods that this request has already failed on."""
-    prefill_pod: str | None = None
-    """Dispatch only: the prefill is done there; only the decode pod is to be picked."""
-    pinned_pod: str | None = None
-    """The one pod that can answer (`previous_response_id`); anything else is a refusal."""
+    __slots__ = (
+        "avoid",
+        "max_output_tokens",
+        "mode",
+        "model",
+        "other_bytes",
+        "pinned_pod",
+        "prefill_pod",
+        "prompt",
+        "prompt_is_tokens",
+        "request_id",
+        "session_key",
+        "streamed",
+        "tenant",
+        "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        mode: Mode | None = None,
+        work: Work = Work.GENERATE,
+        model: str = "",
+        prompt: bytes = b"",
+        prompt_is_tokens: bool = False,
+        other_bytes: int = 0,
+        tenant: bytes = b"",
+        session_key: str | None = None,
+        max_output_tokens: int | None = None,
+        streamed: bool = False,
+        avoid: int = 0,
+        prefill_pod: str | None = None,
+        pinned_pod: str | None = None,
+    ):
+        self.request_id = request_id
+        self.mode = mode
+        """The mode the client asked for; None lets the router choose."""
+        self.work = work
+        self.model = model
+        self.prompt = prompt
+        """Canonical prompt bytes, or little-endian u32 token ids when `prompt_is_tokens`."""
+        self.prompt_is_tokens = prompt_is_tokens
+        self.other_bytes = other_bytes
+        """Bytes of inputs beside `prompt` (batches, pooling; 4 a token id): load, never a key."""
+        self.tenant = tenant
+        """Cache salt or tenant: part of the namespace, so that nothing leaks across tenants."""
+        self.session_key = session_key
+        self.max_output_tokens = max_output_tokens
+        self.streamed = streamed
+        self.avoid = avoid
+        """Bitmap of slots not to use: pods that this request has already failed on."""
+        self.prefill_pod = prefill_pod
+        """Dispatch only: the prefill is done there; only the decode pod is to be picked."""
+        self.pinned_pod = pinned_pod
+        """The one pod that can answer (`previous_response_id`); anything else is a refusal."""
+
+    def once_more(self, avoid: int, prefill_pod: str | None) -> RouteRequest:
+        """The same request for other pods."""
+        return RouteRequest(
+            request_id=self.request_id,
+            mode=self.mode,
+            work=self.work,
+            model=self.model,
+            prompt=self.prompt,
+            prompt_is_tokens=self.prompt_is_tokens,
+            other_bytes=self.other_bytes,
+            tenant=self.tenant,
+            session_key=self.session_key,
+            max_output_tokens=self.max_output_tokens,
+            streamed=self.streamed,
+            avoid=avoid,
+            prefill_pod=prefill_pod,
+            pinned_pod=self.pinned_pod,
+        )
 
 
 class RefusalReason(enum.Enum):
@@ -62,33 +114,71 @@ class RefusalReason(enum.Enum):
     FULL = "full"
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class Refusal:
     """No plan: the reason, in a form for machines and for people."""
 
-    reason: RefusalReason
-    message: str
+    __slots__ = ("message", "reason")
+
+    def __init__(
+        self,
+        reason: RefusalReason,
+        message: str,
+    ):
+        self.reason = reason
+        self.message = message
 
 
-class RoutePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+class RoutePlan:
     """Where one request goes. Its lease is open until a Finished or Failed event closes it."""
 
-    request_id: str
-    lease_id: int
-    mode: Mode
-    pod: Pod
-    """The pod that answers the client: the single pod, or the decode pod."""
-    prefill: Pod | None
-    strategy: str
-    namespace: str
-    """16 hex digits: the chain's first state."""
-    prompt_blocks: int
-    cached_blocks: int
-    """Blocks of the prompt believed cached on the pod that prefills."""
-    prompt_tokens: float
-    """Engine tokens of the prompt, estimated."""
-    predicted_cached_tokens: float
-    """Engine tokens believed cached, capped as engines recompute the last token."""
-    explanation: Explanation
+    __slots__ = (
+        "cached_blocks",
+        "explanation",
+        "lease_id",
+        "mode",
+        "namespace",
+        "pod",
+        "predicted_cached_tokens",
+        "prefill",
+        "prompt_blocks",
+        "prompt_tokens",
+        "request_id",
+        "strategy",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        lease_id: int,
+        mode: Mode,
+        pod: Pod,
+        prefill: Pod | None,
+        strategy: str,
+        namespace: str,
+        prompt_blocks: int,
+        cached_blocks: int,
+        prompt_tokens: float,
+        predicted_cached_tokens: float,
+        explanation: Explanation,
+    ):
+        self.request_id = request_id
+        self.lease_id = lease_id
+        self.mode = mode
+        self.pod = pod
+        """The pod that answers the client: the single pod, or the decode pod."""
+        self.prefill = prefill
+        self.strategy = strategy
+        self.namespace = namespace
+        """16 hex digits: the chain's first state."""
+        self.prompt_blocks = prompt_blocks
+        self.cached_blocks = cached_blocks
+        """Blocks of the prompt believed cached on the pod that prefills."""
+        self.prompt_tokens = prompt_tokens
+        """Engine tokens of the prompt, estimated."""
+        self.predicted_cached_tokens = predicted_cached_tokens
+        """Engine tokens believed cached, capped as engines recompute the last token."""
+        self.explanation = explanation
 
     def to_dict(self) -> dict[str, Any]:
         """The decision, why it was made and what came of it, as plain JSON-ready data."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import msgspec
-
 from calinix.core.pods import Pod, PodTable, Role
 
 SessionKey = tuple[bytes, str]
@@ -14,11 +12,20 @@ SessionKey = tuple[bytes, str]
 _SWEEP = 64
 
 
-class _Session(msgspec.Struct):
-    single: Pod | None = None
-    prefill: Pod | None = None
-    decode: Pod | None = None
-    seen_s: float = 0.0
+class _Session:
+    __slots__ = ("decode", "prefill", "seen_s", "single")
+
+    def __init__(
+        self,
+        single: Pod | None = None,
+        prefill: Pod | None = None,
+        decode: Pod | None = None,
+        seen_s: float = 0.0,
+    ):
+        self.single = single
+        self.prefill = prefill
+        self.decode = decode
+        self.seen_s = seen_s
 
 
 class Sessions:

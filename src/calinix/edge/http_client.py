@@ -109,7 +109,7 @@ class UpstreamCall:
             self._connection.set_reading(True)
 
 
-class PodConnection(asyncio.Protocol):
+class PodConnection:
     """One connection to a pod: idle, or carrying one call."""
 
     def __init__(self, client: PodClient):
@@ -211,6 +211,12 @@ class PodConnection(asyncio.Protocol):
             self._read_what_came()
         self._ended(exc)
         self._transport = None
+
+    def pause_writing(self) -> None:
+        """The buffer towards the pod is full."""
+
+    def resume_writing(self) -> None:
+        """The pod has read."""
 
     # ---- how a call ends
 
@@ -358,9 +364,11 @@ class PodClient:
         connection: PodConnection | None = None
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await self.loop.create_connection(
-                    lambda: PodConnection(self), self._host, self._port, ssl=self._ssl
+                made = PodConnection(self)
+                await self.loop.create_connection(
+                    lambda: cast("asyncio.Protocol", made), self._host, self._port, ssl=self._ssl
                 )
+                connection = made
         except TimeoutError:
             detail = f"no connection within {self._connect_timeout_s:g} s"
         except (OSError, ValueError) as error:  # ValueError: a name that IDNA refuses

@@ -7,19 +7,20 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 import httptools
-import msgspec
 
 from calinix.config import Limits
+from calinix.edge.http_errors import (
+    ExpectationError,
+    FramingError,
+    NotServedError,
+    OverloadedError,
+)
 from calinix.edge.http_strict import (
     CACHED_LINE_BYTES,
     MAX_FIELDS,
     SEEN_HEAD_BYTES,
-    ExpectationError,
     Fields,
-    FramingError,
     HeadBuffer,
-    NotServedError,
-    OverloadedError,
     RequestLine,
     body_length,
     cached_request_line,
@@ -72,13 +73,22 @@ class RequestHead:
         """What the handler makes of the head alone: kept here, it is made once."""
 
 
-class Request(msgspec.Struct, frozen=True, eq=False):
+class Request:
     """One whole request; `received_at` is its first byte's time."""
 
-    conn: ServerConnection
-    head: RequestHead
-    body: bytes
-    received_at: float
+    __slots__ = ("body", "conn", "head", "received_at")
+
+    def __init__(
+        self,
+        conn: ServerConnection,
+        head: RequestHead,
+        body: bytes,
+        received_at: float,
+    ):
+        self.conn = conn
+        self.head = head
+        self.body = body
+        self.received_at = received_at
 
     @property
     def method(self) -> str:

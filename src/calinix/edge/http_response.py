@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import httptools
-import msgspec
 
+from calinix.edge.http_errors import FramingError
 from calinix.edge.http_strict import (
     MAX_FIELDS,
     SEEN_HEAD_BYTES,
     Fields,
-    FramingError,
     HeadBuffer,
     body_length,
     first_values,
@@ -30,23 +29,43 @@ _CHUNKED, _UNTIL_EOF = -1, -2
 _REASON_BYTES = bytes((9, *range(0x20, 0x7F), *range(0x80, 0x100)))
 
 
-class ResponseHead(msgspec.Struct, frozen=True, eq=False):
+class ResponseHead:
     """Status line and header fields; names are lower-cased.
 
     `content_length` is what the head states, also where no body follows (HEAD, 304); `chunked`
     says that the body came in chunks.
     """
 
-    status: int
-    reason: bytes
-    headers: Fields
-    content_length: int | None
-    chunked: bool
-    values: dict[bytes, bytes]
-    """The first value of each header name."""
-    memo: list[object] = msgspec.field(default_factory=lambda: [None])
-    """One place for what the listener makes of the head but for its length: heads that are alike
-    share it, so that it is made once for many."""
+    __slots__ = (
+        "chunked",
+        "content_length",
+        "headers",
+        "memo",
+        "reason",
+        "status",
+        "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        status: int,
+        reason: bytes,
+        headers: Fields,
+        content_length: int | None,
+        chunked: bool,
+        values: dict[bytes, bytes],
+        memo: list[object] | None = None,
+    ):
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+        self.content_length = content_length
+        self.chunked = chunked
+        self.values = values
+        """The first value of each header name."""
+        self.memo: list[object] = [None] if memo is None else memo
+        """One place for what the listener makes of the head but for its length: heads that are
+        alike share it, so that it is made once for many."""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of the header with this lower-case name."""

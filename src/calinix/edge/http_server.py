@@ -12,11 +12,11 @@ import functools
 import socket
 import ssl as ssl_module
 import struct
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from calinix.config import Limits, Timeouts
+from calinix.edge.http_errors import OverloadedError
 from calinix.edge.http_request import BodyBudget, Request, RequestHead, RequestReader
-from calinix.edge.http_strict import OverloadedError
 from calinix.edge.http_wire import (
     CHUNKED_LINE,
     CLOSE_LINE,
@@ -79,7 +79,7 @@ class ResponseStream(Protocol):
         ...
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection:
     """One client connection."""
 
     def __init__(self, server: HttpServer):
@@ -535,14 +535,15 @@ class HttpServer:
         handshake_s = self.timeouts.client_ms / 1000 if ssl is not None else None
         listen = functools.partial(
             self.loop.create_server,
-            lambda: ServerConnection(self),
+            lambda: cast("asyncio.Protocol", ServerConnection(self)),
             ssl=ssl,
             ssl_handshake_timeout=handshake_s,
             backlog=BACKLOG,
         )
         server = await (listen(host or None, port) if sock is None else listen(sock=sock))
         self._server = server
-        self.port = server.sockets[0].getsockname()[1]
+        sockets: Any = server
+        self.port = sockets.sockets[0].getsockname()[1]  # uvloop's are no tuple
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep_again)
 
     def adopt(self, limits: Limits, timeouts: Timeouts) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from calinix.errors import BadRequest, CalinixError, HttpError
+from calinix.edge.http_errors import FramingError, NotServedError, VersionError
+from calinix.errors import BadRequest
 
 MAX_FIELDS = 256
 """Header fields in one head."""
@@ -34,38 +35,6 @@ is_token = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)(/[^?]*)?(?:\?(.*))?", re.IGNORECASE).fullmatch
 
 Fields = list[tuple[bytes, bytes]]
-
-
-class FramingError(CalinixError):
-    """The bytes are not HTTP/1.1 as we accept it. The message says what is wrong."""
-
-
-class NotServedError(HttpError):
-    """A method or an upgrade that this server does not speak."""
-
-    status = 501
-    type = "invalid_request_error"
-
-
-class VersionError(HttpError):
-    """An HTTP version other than 1.0 and 1.1."""
-
-    status = 505
-    type = "invalid_request_error"
-
-
-class ExpectationError(HttpError):
-    """An `Expect` other than 100-continue."""
-
-    status = 417
-    type = "invalid_request_error"
-
-
-class OverloadedError(HttpError):
-    """The server holds as many connections or request bytes as it may."""
-
-    status = 503
-    type = "service_unavailable_error"
 
 
 RequestLine = tuple[str, bytes, str, bytes, int]

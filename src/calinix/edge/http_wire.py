@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from io import BytesIO
 
-from calinix.edge.http_strict import FramingError
+from calinix.edge.http_errors import FramingError
 
 CRLF = b"\r\n"
 HEAD_END = b"\r\n\r\n"

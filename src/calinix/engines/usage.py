@@ -3,59 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
 
 import msgspec
+
+from calinix.engines.usage_shapes import Usage, decode_usage
+
+__all__ = ["TAIL_BYTES", "Usage", "read_usage"]
 
 TAIL_BYTES = 2048
 """Enough of an answer's end for `read_usage`: the widest real tail is under half of it."""
 
 _TRIES = 8
-MAX_TOKENS = 100_000_000
-"""Of one answer. A count over it, or below zero, is an engine's error: sums, means and rates that
-took it in would be wrong for long, or could not be worked out at all."""
-Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 _KEY = b'"usage"'
 # Usage objects hold numbers, nulls and objects of the same kind, so braces are structure.
 _object_after = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*){0,7}\})").match
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Token counts of one answer; None where the engine did not say."""
-
-    prompt_tokens: int | None
-    output_tokens: int | None
-    cached_tokens: int | None
-    """Prompt tokens that were a prefix hit on the pod."""
-
-
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: Count | None = None
-
-
-class _Wire(msgspec.Struct, frozen=True):
-    """The usage objects of OpenAI's chat, completions and responses, and of Anthropic's messages.
-
-    Anthropic's `input_tokens` leaves out what was read from or written to the cache.
-    """
-
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: Count | None = None
-    cache_creation_input_tokens: Count | None = None
-
-    def prompt(self) -> int | None:
-        if self.prompt_tokens is not None or self.input_tokens is None:
-            return self.prompt_tokens
-        read, created = self.cache_read_input_tokens, self.cache_creation_input_tokens
-        return self.input_tokens + (read or 0) + (created or 0)
-
-
-_decoder = msgspec.json.Decoder(_Wire)
 
 
 def read_usage(tail: bytes) -> Usage | None:
@@ -86,7 +47,7 @@ def read_usage(tail: bytes) -> Usage | None:
 
 def _decode(text: bytes) -> Usage | None:
     try:
-        wire = _decoder.decode(text)
+        wire = decode_usage(text)
     except msgspec.MsgspecError:
         return None
     prompt = wire.prompt()

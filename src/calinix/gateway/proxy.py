@@ -10,8 +10,6 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from calinix import errors
 from calinix.core.events import (
     Failed,
@@ -485,15 +483,12 @@ class Flight:
         self._lose(role, failure, status)
         before = self.route_request
         keeps_prefill = role == "decode" and plan.prefill is not None
-        request = msgspec.structs.replace(
-            before,
-            avoid=before.avoid | 1 << failed.slot,
-            prefill_pod=plan.prefill.id if keeps_prefill and plan.prefill is not None else None,
-        )
+        prefill_pod = plan.prefill.id if keeps_prefill and plan.prefill is not None else None
+        request = before.once_more(before.avoid | 1 << failed.slot, prefill_pod)
         router = self.gateway.router
         outcome = router.route(request, now)
         if isinstance(outcome, Refusal) and may_stay:
-            request = msgspec.structs.replace(request, avoid=before.avoid)
+            request = request.once_more(before.avoid, prefill_pod)
             outcome = router.route(request, now)
         if isinstance(outcome, Refusal):
             return False

@@ -7,7 +7,6 @@ import hashlib
 import time
 from collections.abc import Callable
 
-import msgspec
 import structlog
 
 from calinix import errors
@@ -31,13 +30,22 @@ _SWEEP_S = 0.05
 _FLUSH_S = 0.5
 
 
-class TimeoutSeconds(msgspec.Struct, frozen=True):
+class TimeoutSeconds:
     """The time-outs that the request path compares with the loop's clock, in seconds."""
 
-    first_token_s: float
-    idle_s: float
-    total_s: float
-    prefill_s: float
+    __slots__ = ("first_token_s", "idle_s", "prefill_s", "total_s")
+
+    def __init__(
+        self,
+        first_token_s: float,
+        idle_s: float,
+        total_s: float,
+        prefill_s: float,
+    ):
+        self.first_token_s = first_token_s
+        self.idle_s = idle_s
+        self.total_s = total_s
+        self.prefill_s = prefill_s
 
     @classmethod
     def of(cls, timeouts: Timeouts) -> TimeoutSeconds:
