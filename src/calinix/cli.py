@@ -13,7 +13,7 @@ from calinix.cli_check import check
 from calinix.cli_demo import demo
 from calinix.cli_explain import explain
 from calinix.errors import ConfigError
-from calinix.sim.commands import load_command, mock_pod_command
+from calinix.sim.commands import LOAD_NOTES, MOCK_POD_NOTES, load_command, mock_pod_command
 
 app = typer.Typer(
     name="calinix",
@@ -21,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    epilog="New here: calinix demo. Then write config.yaml, calinix check, calinix serve.",
 )
 
 
@@ -46,8 +47,13 @@ def serve(
 ) -> None:
     """Run the gateway.
 
-    SIGTERM and Ctrl-C drain: no new connections, streams under way finish (up to
-    gateway.timeouts.drainMs). SIGHUP reads the file again.
+    Inference on gateway.port (8080), metrics and admin JSON on 127.0.0.1:9090 (admin.port).
+
+    Logs go to standard error, one JSON line per request to standard output.
+
+    SIGTERM and Ctrl-C drain: streams under way finish, for at most gateway.timeouts.drainMs.
+
+    SIGHUP reads the file again; `calinix check` says beforehand whether it is good.
     """
     from calinix.app import serve as run  # noqa: PLC0415  other commands need none of it
 
@@ -57,8 +63,8 @@ def serve(
 app.command("check")(check)
 app.command("demo")(demo)
 app.command("explain")(explain)
-app.command("mock-pod")(mock_pod_command)
-app.command("load")(load_command)
+app.command("mock-pod", epilog=MOCK_POD_NOTES)(mock_pod_command)
+app.command("load", epilog=LOAD_NOTES)(load_command)
 
 
 def main() -> None:

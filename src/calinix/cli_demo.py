@@ -49,8 +49,9 @@ def demo(
 ) -> None:
     """Watch Calinix route: 2 unified, 2 prefill and 2 decode mock pods under some load.
 
-    Everything runs in this process on free ports of 127.0.0.1 and ends with it. Ctrl-C ends it
-    early.
+    Everything runs in this process on free ports of 127.0.0.1 and ends with it.
+
+    Ctrl-C ends it early.
     """
     configure_logging(Log(level="error"))
     uvloop.run(_demo(Console(), seconds, rate))
@@ -138,7 +139,7 @@ def _view(app: App, loads: dict[str, Load], seconds: float) -> RenderableType:
     outcomes = [one for load in loads.values() for one in load.outcomes]
     head = Text.assemble(
         ("calinix demo  ", "bold"),
-        f"{elapsed_s:4.0f} of {seconds:g} s   {app.base_url}   admin {app.admin_url}",
+        f"{elapsed_s:.0f} of {seconds:g} s\ngateway {app.base_url}   admin {app.admin_url}",
     )
     return Group(head, _figures(loads), _pods(app, outcomes), _decisions(app))
 

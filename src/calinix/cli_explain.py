@@ -36,8 +36,11 @@ def explain(
 ) -> None:
     """Say which pod a request would go to and why, without sending it.
 
-    All pods are taken to be healthy, idle and cold; --after warms them up. Decisions of a running
-    gateway are at its admin port: /admin/decisions?request_id=...
+    All pods are taken to be healthy, idle and cold; --after warms them up.
+
+    What a running gateway decided is at its admin port: /admin/decisions?last=5
+
+    For instance: calinix explain second.json --after first.json
     """
     loaded = load_config(config)
     route = RouteTable(loaded.gateway.passthrough_paths).find(path)
@@ -99,11 +102,14 @@ def _route(
 def _show(decision: dict[str, Any]) -> None:
     console = Console()
     prompt, predicted = decision["prompt"], decision["predicted"]
+    blocks = prompt["blocks"]
+    console.print(f"[bold]{decision['mode']}[/bold], strategy {decision['strategy']}")
     console.print(
-        f"[bold]{decision['mode']}[/bold], strategy {decision['strategy']}; "
-        f"prompt of {prompt['blocks']} blocks (about {prompt['tokens']:.0f} tokens), "
-        f"{predicted['cachedBlocks']} of them cached where it is prefilled"
+        f"prompt: about {prompt['tokens']:.0f} tokens, {blocks} full block{'s' * (blocks != 1)}, "
+        f"{predicted['cachedBlocks']} believed cached"
     )
+    if not blocks:
+        console.print("[dim]shorter than one block (gateway.blockSize): nothing to match by[/dim]")
     for choice in decision["choices"]:
         names = list(choice["weights"])
         weighted = [f"{name} x{weight:g}" for name, weight in choice["weights"].items()]
@@ -111,13 +117,13 @@ def _show(decision: dict[str, Any]) -> None:
         table = Table("pod", "score", *weighted, "inflight", "blocks", title=title)
         for candidate in choice["candidates"]:
             score = candidate["score"]
-            blocks = candidate["cachedBlocks"]
+            cached = candidate["cachedBlocks"]
             table.add_row(
                 candidate["podId"],
                 "-" if score is None else f"{score:.3f}",
                 *(f"{candidate['scores'][name]:.2f}" for name in names),
                 str(candidate["inflight"]),
-                "-" if blocks is None else str(blocks),
+                "-" if cached is None else str(cached),
             )
         for dropped in choice["filtered"]:
             table.add_row(

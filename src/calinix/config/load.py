@@ -22,6 +22,11 @@ from calinix.config.source import (
 from calinix.config.walk import Walker
 from calinix.errors import ConfigError
 
+SMALLEST = (
+    "name another file, or write this one; the smallest is "
+    "upstreams: {single: {pods: [{id: pod-1, url: 'http://localhost:8000'}]}}"
+)
+
 
 def load_config(
     path: str | os.PathLike[str], *, environ: Mapping[str, str] | None = None
@@ -36,7 +41,8 @@ def load_config(
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError([f"{name}: cannot be read: {reason}"]) from None
+        hint = f"; {SMALLEST}" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError([f"{name}: cannot be read: {reason}{hint}"]) from None
     return parse_config(data, name, environ=environ)
 
 

@@ -86,7 +86,7 @@ def compose(text: str) -> Node:
             "not valid YAML: a character or number that is out of range", line
         ) from None
     if root is None:
-        raise SourceError("expected a mapping, found nothing", 1)
+        raise SourceError("expected a mapping with upstreams in it, found nothing", 1)
     return root
 
 
@@ -124,6 +124,8 @@ def _reason(error: yaml.MarkedYAMLError) -> str:
     problem = error.problem or error.context or "it cannot be read"
     if "'\\t'" in problem:
         return "a tab in the indentation; use spaces"
+    if "but got '{'" in problem:
+        return f"{problem}; inside [...] and {{...}} put ${{NAME}} in quotes"
     if "undefined alias" in problem:
         return "an alias (*name) without an anchor (&name); put text that begins with * in quotes"
     if "duplicate anchor" in (error.context or ""):

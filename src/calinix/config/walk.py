@@ -81,6 +81,8 @@ class Walker:
     def _struct(self, kind: mi.StructType, node: Node, path: str) -> object:
         if not isinstance(node, MappingNode) or tag_of(node) != "map":
             hint = "its keys stand indented below it" if tag_of(node) == "null" else ""
+            if {"id", "url"} <= {field.encode_name for field in kind.fields}:
+                hint = hint or "write a pod as {id: NAME, url: 'http://HOST:PORT'}"
             return self._mismatch(node, path, kind, hint)
         fields = {field.encode_name: field for field in kind.fields}
         tree: dict[str, object] = {}

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
 from calinix.config import Health, PodConfig
 from calinix.core.events import Event, ProbeFailed, ProbeSucceeded
 from calinix.edge.http_client import FetchError, PodClient, UpstreamFailure, fetch
+
+log = structlog.get_logger()
 
 _FIRST_VERDICT_INTERVAL_S = 0.2
 """A pod is asked this often until it has once answered: start-up should not wait a period."""
@@ -28,6 +32,7 @@ class Prober:
         self._client = client
         self._observe = observe
         self._jitter = jitter
+        self._failing: object = None
         self.health = health
 
     async def run(self) -> None:
@@ -55,7 +60,17 @@ class Prober:
                 timeout_s=self.health.timeout_ms / 1e3,
             )
         except FetchError as error:
+            self._say(error.failure or "time-out", str(error))
             return ProbeFailed(self._pod.id, refused=error.failure is UpstreamFailure.CONNECT)
         if 200 <= head.status < 300:
+            self._failing = None
             return ProbeSucceeded(self._pod.id)
+        self._say(head.status, f"answered {head.status}")
         return ProbeFailed(self._pod.id)
+
+    def _say(self, kind: object, reason: str) -> None:
+        """Logs a failed probe, once for all that fail alike in a row."""
+        if kind != self._failing:
+            self._failing = kind
+            url = self._pod.url + self.health.endpoint
+            log.warning("probe_failed", pod=self._pod.id, url=url, reason=reason)

@@ -55,7 +55,8 @@ class AdminHandler:
         raise errors.NotFound(f"no such path; there are: {paths}", code="unknown_path")
 
     def _refuse_method(self, request: Request, allow: bytes) -> None:
-        error = errors.MethodNotAllowed(f"{request.method} is not served here")
+        allowed = allow.decode().strip().removeprefix("allow: ")
+        error = errors.MethodNotAllowed(f"{request.method} is not served here; use {allowed}")
         self._gateway.answer_error(request, error, allow)
 
     def _metrics(self, request: Request) -> None:

@@ -17,6 +17,7 @@ from calinix.core.router import Router
 from calinix.edge.http_server import Request
 from calinix.gateway.heads import ClientHead, RequestIds
 from calinix.gateway.models import ModelList
+from calinix.gateway.pod_log import PodLog
 from calinix.gateway.proxy import Flight
 from calinix.gateway.routes import RouteTable
 from calinix.gateway.upstreams import Upstreams, pods_by_role
@@ -28,6 +29,7 @@ log = structlog.get_logger()
 _JSON = b"content-type: application/json\r\n"
 _SWEEP_S = 0.05
 _FLUSH_S = 0.5
+_LOOK_S = 1.0
 
 
 class TimeoutSeconds:
@@ -100,6 +102,8 @@ class Gateway:
         self.models = ModelList(self)
         self._wake_asked = False
         self._next_flush_s = 0.0
+        self._pod_log = PodLog()
+        self._next_look_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         telemetry.metrics.inflight = lambda: len(self.flights)
         telemetry.metrics.waiting = lambda: len(self.waiting)
@@ -184,7 +188,8 @@ class Gateway:
         """The paths that the gateway answers itself."""
         is_models = path == "/v1/models" or path.startswith("/v1/models/")
         if not is_models and path not in ("/health", "/ready", "/ping"):
-            raise errors.NotFound(f"no such path: {path[:200]}", code="unknown_path")
+            where = "; metrics are at the admin port" if path == "/metrics" else ""
+            raise errors.NotFound(f"no such path: {path[:200]}{where}", code="unknown_path")
         if request.method not in ("GET", "HEAD"):
             self._refuse_method(request, b"allow: GET, HEAD\r\n")
         elif is_models:
@@ -258,6 +263,9 @@ class Gateway:
         if now >= self._next_flush_s:
             self._next_flush_s = now + _FLUSH_S
             self.telemetry.flush()
+        if now >= self._next_look_s:
+            self._next_look_s = now + _LOOK_S
+            self._pod_log.look(self.router.pods())
 
     def observe(self, event: Event) -> None:
         """A fact from the probes or the admin port."""

@@ -22,6 +22,21 @@ from calinix.sim.mock_faults import Fault, faults_from_text
 from calinix.sim.mock_pod import FailurePolicy, MockPod, MockRole
 from calinix.sim.pod_model import PodFigures
 
+MOCK_POD_NOTES = """\
+By default it answers at once. Like a small GPU: --prefill-rate 8000 --token-delay 0.02
+
+Faults: refuse, hang, hangAfterHeaders, reset:chunks=N, status:status=N, slow:factor=X
+
+Each may have count=N requests, forS=X seconds and everywhere=true (probes too).
+
+For instance: --faults 'status:status=503,count=2;slow:factor=4'
+"""
+LOAD_NOTES = """\
+Chats of five turns, four new ones a second: --rate 4 --turns 5 --seconds 30
+
+An https gateway is verified against the system's authorities, or $SSL_CERT_FILE.
+"""
+
 
 def mock_pod_command(
     role: Annotated[MockRole, typer.Option(help="What the pod is for.")] = "single",
@@ -47,9 +62,7 @@ def mock_pod_command(
         FailurePolicy, typer.Option(help="What a decode pod does with a handle that is not good.")
     ] = "fail",
     api_key: Annotated[str | None, typer.Option(help="Asked for on /v1 paths.")] = None,
-    faults: Annotated[
-        str, typer.Option(help="For instance 'status:status=503,count=2;slow:factor=4'.")
-    ] = "",
+    faults: Annotated[str, typer.Option(help="Faults to begin with; see below.")] = "",
 ) -> None:
     """Serve as an engine pod would, without a model: vLLM's API, prefix cache, P/D, faults.
 
@@ -86,7 +99,7 @@ def _run_pod(pod: MockPod, faults: list[Fault]) -> None:
     try:
         uvloop.run(_serve(pod, faults))
     except OSError as error:
-        typer.echo(f"cannot serve on {pod.host}:{pod.port}: {error}", err=True)
+        typer.echo(f"cannot serve on {pod.host}:{pod.port}: {error}; choose a --port", err=True)
         raise typer.Exit(1) from None
 
 

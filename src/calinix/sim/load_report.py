@@ -117,7 +117,7 @@ def tables(summary: Summary) -> RenderableType:
             figures = (times.mean_ms, times.p50_ms, times.p99_ms)
             latency.add_row(name, str(times.count), *(f"{value:.1f}" for value in figures))
     facts = Table("", "", title="Run", show_header=False)
-    facts.add_row("requests", f"{summary.requests} in {summary.seconds:.1f} s")
+    facts.add_row("requests", f"{summary.requests} in {summary.seconds:.2f} s")
     facts.add_row("throughput", f"{summary.requests_per_s:.1f} requests/s")
     facts.add_row("output", f"{summary.output_tokens_per_s:.0f} tokens/s")
     facts.add_row("prompt", f"{summary.prompt_tokens_per_s:.0f} tokens/s")
@@ -129,7 +129,7 @@ def tables(summary: Summary) -> RenderableType:
         facts.add_row(f"[red]{kind}[/red]", str(count))
     if summary.not_sent:
         facts.add_row("[red]not sent[/red]", str(summary.not_sent))
-    parts: list[RenderableType] = [latency, facts]
+    parts: list[RenderableType] = [latency, facts] if latency.row_count else [facts]
     if summary.pods:
         pods = Table("pod", "answers", title="Pods")
         for pod, count in summary.pods.items():

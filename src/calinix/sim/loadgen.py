@@ -110,7 +110,7 @@ class Shot:
     def _error(self) -> str | None:
         assert self._head is not None
         if self._head.status != 200:
-            return f"status {self._head.status}"
+            return f"status {self._head.status}{_code_of(self._tail)}"
         if not self._load.traffic.shape.stream:
             return None
         if b'data: {"error"' in self._tail:
@@ -145,6 +145,15 @@ class Shot:
         return "".join(
             _text_of(event[6:], "delta") for event in events if event.startswith(b"data: {")
         )
+
+
+def _code_of(body: bytes) -> str:
+    """The code that an error's body names, in brackets, if it is a short word; else nothing."""
+    try:
+        code = msgspec.json.decode(body)["error"]["code"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return ""
+    return f" ({code})" if isinstance(code, str) and code.isidentifier() and len(code) < 40 else ""
 
 
 def _text_of(body: bytes, field: str) -> str:
@@ -326,7 +335,8 @@ async def first_model(client: PodClient, api_key: str | None) -> str:
     try:
         head, body = await fetch(client, "GET", "/v1/models", lines)
         if head.status != 200:
-            raise LoadError(f"/v1/models answered {head.status}")
+            hint = "; name a key with --api-key" if head.status == 401 and not api_key else ""
+            raise LoadError(f"/v1/models answered {head.status}{_code_of(body)}{hint}")
         return str(msgspec.json.decode(body)["data"][0]["id"])
     except FetchError as error:
         raise LoadError(f"/v1/models: {error}") from error
