@@ -24,8 +24,9 @@ HOT = """
     gateway/heads gateway/proxy gateway/server gateway/upstreams gateway/waiting
 """.split()  # noqa: SIM905
 GROUP = "calinix._hot"
-BUILDING = {"bdist_wheel", "build", "build_ext", "install"}
-"""Commands that compile. An editable install is none of them."""
+BUILDING = {"bdist_wheel", "build", "install"}
+"""Commands that compile it. An editable install and `build_ext --inplace` are none of them: beside
+the sources it would go stale."""
 
 
 def hot_extensions() -> list[Extension]:
