@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
+from collections.abc import Iterator
 
 import pytest
 
 import kit
-from fleets import gateway_of
+from fleets import gateway_of, merged
 from gatewaykit import (
     CHAT,
+    KEEP,
     STREAM_HEAD,
+    Connection,
     RawPod,
     Script,
     Served,
@@ -19,6 +24,7 @@ from gatewaykit import (
     body_of,
     chat_body,
     config_of,
+    dispatch_of,
     event,
     fields_of,
     metrics,
@@ -334,3 +340,41 @@ async def test_a_broken_event_stream_says_so(path: str, kind: str) -> None:
         assert '"upstream_error"' in last
         assert not reply.complete
         assert b"[DONE]" not in reply.body
+
+
+@contextlib.contextmanager
+def no_sockets() -> Iterator[None]:
+    """This process can open no file and no socket."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("dispatch", [False, True], ids=["single", "dispatch"])
+@kit.on_loop
+async def test_the_gateways_own_want_of_sockets_is_no_pods_fault(dispatch: bool) -> None:
+    """Clients are told to come back; no pod is judged by it or loses its cache."""
+    extra = merged(PASSIVE, {"health": {"intervalMs": 20}})
+    async with raw_pod() as one, raw_pod() as other:
+        pods = {"p": one}, {"d": other}
+        config = dispatch_of(*pods, extra) if dispatch else config_of(extra, p=one, d=other)
+        async with gateway_of(config) as app:
+            before = (await admin(app, "/admin/pods"))["pods"]
+            health = kit.request_bytes("GET", "/health", headers=KEEP)
+            client = await Connection.send(app.server.port, health)
+            assert (await client.next_reply()).status == 200
+            with no_sockets():
+                for _ in range(5):
+                    client.writer.write(kit.request_bytes("POST", CHAT, chat_body(), KEEP))
+                    reply = await client.next_reply()
+                    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+                    await asyncio.sleep(0.03)
+            await client.leave()
+            after = (await admin(app, "/admin/pods"))["pods"]
+            for field in ("epoch", "state", "failuresInRow"):
+                assert [pod[field] for pod in after] == [pod[field] for pod in before]
+            assert (await ask(app.server.port)).status == 200
+            assert app.router.open_leases() == 0

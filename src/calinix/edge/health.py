@@ -41,14 +41,16 @@ class Prober:
         while True:
             event = await self._probe()
             answered = answered or isinstance(event, ProbeSucceeded)
-            self._observe(event)
+            if event is not None:
+                self._observe(event)
             interval_s = self.health.interval_ms / 1e3
             if not answered:
                 interval_s = min(interval_s, _FIRST_VERDICT_INTERVAL_S)
             # Jitter keeps the probes of many pods from falling on one moment.
             await asyncio.sleep(interval_s * (0.9 + 0.2 * self._jitter()))
 
-    async def _probe(self) -> Event:
+    async def _probe(self) -> Event | None:
+        """What was heard; None where the pod could not be asked for want of a socket."""
         key = self._pod.api_key
         headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
         try:
@@ -61,6 +63,8 @@ class Prober:
             )
         except FetchError as error:
             self._say(error.failure or "time-out", str(error))
+            if error.failure is UpstreamFailure.NO_SOCKET:
+                return None
             return ProbeFailed(self._pod.id, refused=error.failure is UpstreamFailure.CONNECT)
         if 200 <= head.status < 300:
             self._failing = None

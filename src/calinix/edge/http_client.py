@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import errno
 import ssl as ssl_module
 from collections.abc import Iterable
 from typing import Protocol, cast
@@ -35,11 +36,18 @@ SWEEP_S = 1.0
 FETCH_BODY_BYTES = 16 * 1024 * 1024
 
 
+_OUT_OF_SOCKETS = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+)
+
+
 class UpstreamFailure(enum.Enum):
     """Why no whole answer came."""
 
     CONNECT = "connect"
     """No connection."""
+    NO_SOCKET = "no_socket"
+    """This process or machine has no socket left: that says nothing of the pod."""
     REUSED_CLOSED = "reused_closed"
     """A re-used connection that was closed already when it was written."""
     CLOSED = "closed"
@@ -361,6 +369,7 @@ class PodClient:
 
     async def _connect(self, call: UpstreamCall, data: bytes | tuple[bytes, ...]) -> None:
         detail = ""
+        failure = UpstreamFailure.CONNECT
         connection: PodConnection | None = None
         try:
             async with asyncio.timeout(self._connect_timeout_s):
@@ -373,6 +382,8 @@ class PodClient:
             detail = f"no connection within {self._connect_timeout_s:g} s"
         except (OSError, ValueError) as error:  # ValueError: a name that IDNA refuses
             detail = str(error) or type(error).__name__
+            if isinstance(error, OSError) and error.errno in _OUT_OF_SOCKETS:
+                failure = UpstreamFailure.NO_SOCKET
         call._task = None  # noqa: SLF001
         listener = call._listener  # noqa: SLF001
         if listener is None:
@@ -380,7 +391,7 @@ class PodClient:
                 connection.close()
         elif connection is None:
             call._listener = None  # noqa: SLF001
-            listener.on_failure(UpstreamFailure.CONNECT, detail)
+            listener.on_failure(failure, detail)
         elif not connection.usable():
             call._listener = None  # noqa: SLF001
             listener.on_failure(UpstreamFailure.CONNECT, "closed as soon as it was connected")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from calinix import errors
@@ -42,12 +43,16 @@ _MAX_SIDE_ANSWER_BYTES = 16 * 1024 * 1024
 
 _FAILURES = {
     UpstreamFailure.CONNECT: Failure.CONNECT,
+    # The gateway's own want: no sign of illness either.
+    UpstreamFailure.NO_SOCKET: Failure.CANCELLED,
     # A kept connection that the pod had closed in its own time: no sign of illness.
     UpstreamFailure.REUSED_CLOSED: Failure.CANCELLED,
     UpstreamFailure.CLOSED: Failure.CLOSED,
     UpstreamFailure.BROKEN: Failure.BROKEN,
     UpstreamFailure.PROTOCOL: Failure.CLOSED,
 }
+
+_BEFORE_SENDING = frozenset({UpstreamFailure.CONNECT, UpstreamFailure.NO_SOCKET})
 
 _REFUSALS: dict[RefusalReason, type[errors.HttpError]] = {
     RefusalReason.MODE_NOT_SERVED: errors.BadRequest,
@@ -68,6 +73,15 @@ NEVER = float("inf")
 def _short_key(key: bytes) -> bytes:
     """In the place of a long key: keys that differ stay different."""
     return b"sha256:" + hashlib.sha256(key).hexdigest().encode()
+
+
+def _kind_of(failure: UpstreamFailure) -> Callable[[str], errors.HttpError]:
+    """The error of a client whose pod is lost."""
+    return _no_socket if failure is UpstreamFailure.NO_SOCKET else errors.BadGateway
+
+
+def _no_socket(message: str) -> errors.HttpError:
+    return errors.NoPod(message, code="out_of_sockets", retry_after_s=1)
 
 
 class SideLeg:
@@ -100,7 +114,8 @@ class SideLeg:
     def on_failure(self, failure: UpstreamFailure, detail: str) -> None:
         """No answer."""
         reused = failure is UpstreamFailure.REUSED_CLOSED
-        self.flight.on_side_failed(self, _FAILURES[failure], detail, may_stay=reused)
+        kind = _kind_of(failure)
+        self.flight.on_side_failed(self, _FAILURES[failure], detail, may_stay=reused, kind=kind)
 
 
 class Flight:
@@ -336,7 +351,13 @@ class Flight:
                 self._send(leg, now)
 
     def on_side_failed(
-        self, side: SideLeg, failure: Failure, detail: str, *, may_stay: bool = False
+        self,
+        side: SideLeg,
+        failure: Failure,
+        detail: str,
+        *,
+        may_stay: bool = False,
+        kind: Callable[[str], errors.HttpError] = errors.BadGateway,
     ) -> None:
         """A prefill leg is lost: it answered nobody, so another pod may be tried."""
         if side.call is not None:
@@ -345,8 +366,6 @@ class Flight:
         role = side.leg.role
         if not self._retry(role, failure, 0, self.gateway.now(), may_stay=may_stay):
             self._lose(role, failure, 0)
-            late = failure is Failure.TIMEOUT
-            kind = errors.GatewayTimeout if late else errors.BadGateway
             self._fail(kind(f"the {role} pod failed: {detail}"))
 
     def _pass_on(self, head: ResponseHead, body: bytes, failure: Failure | None) -> None:
@@ -431,13 +450,13 @@ class Flight:
         assert leg is not None
         core_failure = _FAILURES[failure]
         reused = failure is UpstreamFailure.REUSED_CLOSED
-        cannot_have_begun = reused or failure is UpstreamFailure.CONNECT
+        cannot_have_begun = reused or failure in _BEFORE_SENDING
         if cannot_have_begun and self._retry(
             leg.role, core_failure, 0, self.gateway.now(), may_stay=reused
         ):
             return
         self._lose(leg.role, core_failure, 0)
-        self._fail(errors.BadGateway(f"the pod failed: {detail}"))
+        self._fail(_kind_of(failure)(f"the pod failed: {detail}"))
 
     def _succeed(self) -> None:
         usage = read_usage(self.tail[0] + self.tail[1])
@@ -456,7 +475,9 @@ class Flight:
         """From the sweep: the step under way has taken too long."""
         if self.sides:
             side = self.sides[0]
-            self.on_side_failed(side, Failure.TIMEOUT, "no answer within prefillMs")
+            self.on_side_failed(
+                side, Failure.TIMEOUT, "no answer within prefillMs", kind=errors.GatewayTimeout
+            )
             return
         leg_role: Role = self.answer_leg.role if self.answer_leg is not None else "single"
         if not self.streamed:
