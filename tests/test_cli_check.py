@@ -116,8 +116,9 @@ def test_what_is_allowed_but_worth_knowing(text: str, word: str) -> None:
 
 
 def test_the_compiled_part_and_the_groups() -> None:
-    """A missing compiled part, absent groups, a plain protocol and unverified pods are noted."""
+    """What is not compiled, a plain protocol and unverified pods are noted; an absent group is not."""
     assert "compiled part" in notes(config(), compiled=False)[0]
+    assert "pip install -e" in notes(config(), compiled=True, interpreted=True)[0]
     good = config()
     bare = msgspec.structs.replace(
         good.upstreams,
@@ -125,9 +126,8 @@ def test_the_compiled_part_and_the_groups() -> None:
         tls=msgspec.structs.replace(good.upstreams.tls, verify=False),
     )
     found = notes(msgspec.structs.replace(good, upstreams=bare), compiled=True)
-    assert [note.split(" ")[0] for note in found] == ["upstreams.single", "upstreams.tls.verify"]
-    single = parse_config(PODS, environ={"POD_KEY": "x"})
-    assert [note.split(" ")[0] for note in notes(single, compiled=True)] == ["upstreams.dispatch"]
+    assert [note.split(" ")[0] for note in found] == ["upstreams.tls.verify"]
+    assert notes(parse_config(PODS, environ={"POD_KEY": "x"}), compiled=True) == []
     plain = notes(parse_config(GOOD.read_bytes()), compiled=True)
     assert [note.split(" ")[0] for note in plain] == ["upstreams.dispatch.protocol"]
 

@@ -14,6 +14,7 @@ from rich.syntax import Syntax
 from calinix.config import Config, expanded, json_schema, load_config
 from calinix.core.kv import COMPILED
 from calinix.errors import ConfigError
+from calinix.gateway import proxy
 
 DEFAULT_CONFIG = Path("./config.yaml")
 
@@ -40,21 +41,22 @@ def check(
             typer.secho(problem, err=True, fg="red" if sys.stderr.isatty() else None)
         raise typer.Exit(2) from None
     _show(expanded(loaded).rstrip("\n"), "yaml")
-    for note in notes(loaded, compiled=COMPILED):
+    interpreted = (proxy.__file__ or "").endswith(".py")
+    for note in notes(loaded, compiled=COMPILED, interpreted=interpreted):
         typer.secho(f"note: {note}", err=True, fg="yellow" if sys.stderr.isatty() else None)
 
 
-def notes(config: Config, *, compiled: bool) -> list[str]:
+def notes(config: Config, *, compiled: bool, interpreted: bool = False) -> list[str]:
     """What is allowed but worth knowing, one line each."""
     gateway, upstreams = config.gateway, config.upstreams
     found = []
     if not compiled:
         found.append("the compiled part is not built: decisions take several times longer")
-    if upstreams.single is None:
-        found.append("upstreams.single is absent: x-calinix-mode: single is answered 400")
-    if upstreams.dispatch is None:
-        found.append("upstreams.dispatch is absent: x-calinix-mode: dispatch is answered 400")
-    elif upstreams.dispatch.protocol == "plain":
+    if interpreted:
+        found.append(
+            "the request path is not compiled (no compiler, or pip install -e): twice the CPU"
+        )
+    if upstreams.dispatch is not None and upstreams.dispatch.protocol == "plain":
         found.append("upstreams.dispatch.protocol is plain: only for engines that share a KV store")
     if gateway.tokenizer == "words":
         found.append("gateway.tokenizer is words: slower than bytes, which is the default")
