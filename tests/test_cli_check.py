@@ -116,7 +116,7 @@ def test_what_is_allowed_but_worth_knowing(text: str, word: str) -> None:
 
 
 def test_the_compiled_part_and_the_groups() -> None:
-    """What is not compiled, a plain protocol and unverified pods are noted; an absent group is not."""
+    """What is not compiled, a plain protocol and unverified pods are noted; no absent group is."""
     assert "compiled part" in notes(config(), compiled=False)[0]
     assert "pip install -e" in notes(config(), compiled=True, interpreted=True)[0]
     good = config()
