@@ -127,7 +127,7 @@ def request_bytes(
 ) -> bytes:
     """A whole request that asks for the connection to be closed; `body` as JSON unless bytes."""
     data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
-    lines = {"host": "calinix.test", "connection": "close", **(headers or {})}
+    lines = {"host": "localhost", "connection": "close", **(headers or {})}
     if data or method == "POST":
         lines = {"content-type": "application/json", "content-length": str(len(data)), **lines}
     head = "".join(f"{k}: {v}\r\n" for k, v in lines.items())

@@ -65,6 +65,13 @@ class Unauthorized(HttpError):
     type = "authentication_error"
 
 
+class Forbidden(HttpError):
+    """Asked from where nobody may ask: a web page that is not the gateway's own."""
+
+    status = 403
+    type = "permission_error"
+
+
 class NotFound(HttpError):
     """No such path or model."""
 

@@ -286,3 +286,36 @@ async def test_without_an_admin_port() -> None:
             assert app.admin is None
             assert app.admin_url == ""
             assert (await ask(app)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "get", "post"),
+    [
+        ({}, 200, 200),
+        ({"host": "localhost:9090"}, 200, 200),
+        ({"host": "calinix.localhost"}, 200, 200),
+        ({"host": "127.0.0.1:9090"}, 200, 200),
+        ({"host": "[::1]:9090"}, 200, 200),
+        ({"host": "localhost:9090", "origin": "http://localhost:9090"}, 200, 200),
+        ({"host": "rebound.example:9090"}, 403, 403),
+        ({"host": "rebound.example:9090", "origin": "http://rebound.example:9090"}, 403, 403),
+        ({"host": "127.0.0.1.rebound.example"}, 403, 403),
+        ({"host": "localhost.example"}, 403, 403),
+        ({"host": "localhost:9090", "origin": "https://elsewhere.example"}, 403, 403),
+        ({"host": "localhost:9090", "origin": "http://localhost:3000"}, 403, 403),
+        ({"host": "localhost:9090", "origin": "null"}, 403, 403),
+    ],
+)
+@kit.on_loop
+async def test_web_pages_of_others_are_kept_out(
+    headers: dict[str, str], get: int, post: int
+) -> None:
+    """Neither a page's POST nor a name that was made to point here opens /admin to a browser."""
+    async with raw_pod() as pod, gateway_of(config_of(p=pod)) as app:
+        assert app.admin is not None
+        port = app.admin.port
+        assert (await kit.http(port, "GET", "/admin/config", None, headers)).status == get
+        drained = await kit.http(port, "POST", "/admin/pods/p/drain", None, headers)
+        assert drained.status == post
+        assert (await admin(app, "/admin/pods"))["pods"][0]["draining"] == (post == 200)
+        assert (await kit.http(port, "GET", "/metrics", None, headers)).status == 200

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qs
+from ipaddress import ip_address
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
@@ -35,9 +36,29 @@ class AdminHandler:
     def on_request(self, request: Request) -> None:
         """A whole request has arrived."""
         try:
+            self._check_origin(request)
             self._serve(request)
         except errors.HttpError as error:
             self._gateway.answer_error(request, error)
+
+    def _check_origin(self, request: Request) -> None:
+        """Web pages of others are kept out: the operator's browser reaches loopback too.
+
+        Browsers name the page in Origin whenever it sends a POST. A page whose own name was made
+        to point here is of no other origin, but asks for that name.
+        """
+        if not request.path.startswith("/admin/"):
+            return
+        host, origin = request.header(b"host"), request.header(b"origin")
+        if host is not None and _is_loopback(self._gateway.config.admin.host):
+            name = _name_of(host)
+            if _is_name(name) and name != "localhost" and not name.endswith(".localhost"):
+                raise errors.Forbidden(
+                    "the admin port listens on loopback: ask for localhost or 127.0.0.1",
+                    code="foreign_host",
+                )
+        if origin is not None and origin.partition(b"://")[2] != host:
+            raise errors.Forbidden("asked by another site's page", code="foreign_origin")
 
     def _serve(self, request: Request) -> None:
         view = self._get.get(request.path)
@@ -112,3 +133,24 @@ class AdminHandler:
         self._gateway.observe(PodDraining(pod_id, draining))
         self._gateway.wake_soon()
         request.conn.respond(200, _JSON, msgspec.json.encode({"id": pod_id, "draining": draining}))
+
+
+def _name_of(host: bytes) -> str:
+    """The Host header without its port."""
+    try:
+        return urlsplit("//" + host.decode("latin-1")).hostname or ""
+    except ValueError:
+        return host.decode("latin-1")
+
+
+def _is_name(host: str) -> bool:
+    """Whether it is no address: only names can be made to point elsewhere."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (not _is_name(host) and ip_address(host).is_loopback)
