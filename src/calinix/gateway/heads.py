@@ -113,6 +113,10 @@ def _without_named_by_connection(
     return [header for header in headers if header[0] not in named]
 
 
+def _is_ours(name: bytes) -> bool:
+    return name in _NEVER_TO_PODS or name.startswith(h.CALINIX_PREFIX)
+
+
 def client_lines(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bool]:
     """The client's header lines that go to a pod, and whether a good traceparent is among them.
 
@@ -128,6 +132,8 @@ def client_lines(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bool]:
             continue
         if name.startswith(h.CALINIX_PREFIX):
             continue
+        if b"_" in name and _is_ours(name.replace(b"_", b"-")):
+            continue  # servers after CGI's manner take the two for one
         if name == h.TRACEPARENT:
             traces += 1 if _is_traceparent(value) else 2
         elif name == _TRACESTATE:
