@@ -359,8 +359,10 @@ async def test_the_gateways_own_want_of_sockets_is_no_pods_fault(dispatch: bool)
     """Clients are told to come back; no pod is judged by it or loses its cache."""
     extra = merged(PASSIVE, {"health": {"intervalMs": 20}})
     async with raw_pod() as one, raw_pod() as other:
-        pods = {"p": one}, {"d": other}
-        config = dispatch_of(*pods, extra) if dispatch else config_of(extra, p=one, d=other)
+        if dispatch:
+            config = dispatch_of({"p": one}, {"d": other}, extra)
+        else:
+            config = config_of(extra, p=one, d=other)
         async with gateway_of(config) as app:
             before = (await admin(app, "/admin/pods"))["pods"]
             health = kit.request_bytes("GET", "/health", headers=KEEP)
