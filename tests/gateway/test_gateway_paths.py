@@ -157,11 +157,23 @@ async def test_models_are_merged_and_seldom_asked_for() -> None:
 
 @kit.on_loop
 async def test_models_with_slashes_in_their_names() -> None:
-    """`/v1/models/{id}` finds an id with slashes in it, as many have."""
+    """`/v1/models/{id}` finds an id with slashes in it, also as OpenAI's client writes it."""
     async with raw_pod() as pod, gateway_of(config_of(p=pod)) as app:
         pod.models = b'{"data":[{"id":"meta-llama/Llama-3.1-8B"}]}'
-        reply = await kit.http(app.server.port, "GET", "/v1/models/meta-llama/Llama-3.1-8B")
-        assert reply.json()["id"] == "meta-llama/Llama-3.1-8B"
+        for name in ("meta-llama/Llama-3.1-8B", "meta-llama%2FLlama-3.1-8B"):
+            reply = await kit.http(app.server.port, "GET", f"/v1/models/{name}")
+            assert reply.json()["id"] == "meta-llama/Llama-3.1-8B"
+
+
+@kit.on_loop
+async def test_one_pods_broken_text_does_not_break_the_list() -> None:
+    """A list that is not UTF-8, even in a field that nobody reads, counts as none."""
+    async with raw_pod() as one, raw_pod() as other, gateway_of(config_of(p=one, q=other)) as app:
+        one.models = b'{"data":[{"id":"good"}]}'
+        other.models = b'{"data":[{"id":"bad","owned_by":"\xff"}]}'
+        await kit.until(lambda: len(app.router.usable_pods()) == 2, "both are up")
+        reply = await kit.http(app.server.port, "GET", "/v1/models")
+        assert [model["id"] for model in reply.json()["data"]] == ["good"]
 
 
 @kit.on_loop

@@ -111,6 +111,7 @@ async def _fetch_one(upstream: Upstream, gate: asyncio.Semaphore) -> list[msgspe
             )
             if head.status != 200:
                 return []
+            body.decode()  # the decoder passes over fields that it does not read
             models = msgspec.json.decode(body, type=_List).data
             for raw in models:
                 msgspec.json.decode(raw, type=_Model)

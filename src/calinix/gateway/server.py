@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import structlog
 
@@ -195,7 +196,9 @@ class Gateway:
         elif is_models:
             if not self.keys.admit(request):
                 raise errors.Unauthorized("no valid gateway API key", code="invalid_api_key")
-            self.models.answer(request, path.removeprefix("/v1/models").removeprefix("/") or None)
+            # Clients write the slashes of a model's name as %2F.
+            name = unquote(path.removeprefix("/v1/models").removeprefix("/"))
+            self.models.answer(request, name or None)
         elif path == "/ready" and (self.draining or not self.router.ready()):
             reason = "draining" if self.draining else "no pod is ready"
             # Somebody's probe, as often as it likes: no line in the request log.
