@@ -51,6 +51,10 @@ STEERING = {
     "extra-arguments": b'"vllm_xargs":{"kv_transfer_params":{"remote_host":"evil"},"kept":1}',
     "extra-arguments-escaped": rb'"vllm\u005fxargs":{"bootstrap\u005fhost":"evil","kept":1}',
     "extra-arguments-twice": b'"vllm_xargs":{"kept":1},"vllm_xargs":{"bootstrap_room":"evil"}',
+    "extra-arguments-first": b'"vllm_xargs":{"bootstrap_room":"evil"},"vllm_xargs":{"kept":1}',
+    "extra-arguments-first-escaped": (
+        rb'"vllm\u005fxargs":{"bootstrap_room":"evil"},"vllm_xargs":{"kept":1}'
+    ),
 }
 UNTOUCHED = [
     b'{ "prompt" : "Hi" ,\r\n "x":1.50, "y":[ 1,2 ] ,"z":"\\u00e9" }',

@@ -27,6 +27,7 @@ from calinix.core.bodies import (
     TokenOrText,
     closed_form,
     is_transfer_field,
+    may_repeat_extra,
     names_transfer,
 )
 from calinix.core.requests import Work
@@ -104,9 +105,13 @@ class _Reader:
                 parsed: Body = self._closed(body)
             except msgspec.ValidationError:
                 parsed = self._open(body)
-                return parsed, any(map(is_transfer_field, _members(body))) or parsed.has_transfer()
+                return parsed, (
+                    any(map(is_transfer_field, _members(body)))
+                    or parsed.has_transfer()
+                    or (parsed.vllm_xargs is not UNSET and may_repeat_extra(body))
+                )
             extra = parsed.vllm_xargs
-            return parsed, extra is not UNSET and names_transfer(extra)
+            return parsed, extra is not UNSET and (names_transfer(extra) or may_repeat_extra(body))
         except _UNREADABLE as error:
             _refuse(error)
 
@@ -237,7 +242,8 @@ def _other(body: bytes) -> tuple[ParsedBody, dict[str, msgspec.Raw]]:
                 user=_string(members.get("user")) or None,
                 cache_salt=_string(members.get("cache_salt")).encode(),
                 has_transfer_fields=any(map(is_transfer_field, members))
-                or any(map(is_transfer_field, _extra_names(members.get("vllm_xargs")))),
+                or any(map(is_transfer_field, _extra_names(members.get("vllm_xargs"))))
+                or ("vllm_xargs" in members and may_repeat_extra(body)),
             ),
             members,
         )

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from calinix.core.bodies import may_repeat_extra
 from calinix.errors import BadRequest, CalinixError
 
 LegRole = Literal["single", "prefill", "decode"]
@@ -113,4 +114,5 @@ def strip_transfer_fields(body: bytes) -> bytes:
     not a JSON object.
     """
     members = decode_members(body)
-    return encode_members(members) if drop_transfer_fields(members) else body
+    hidden = EXTRA_ARGS_FIELD in members and may_repeat_extra(body)
+    return encode_members(members) if drop_transfer_fields(members) or hidden else body
