@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calinix.core.bodies import is_transfer_field
 from calinix.engines.base import (
     decode_members,
     encode_members,
-    is_transfer_field,
     strip_transfer_fields,
     with_member,
 )

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from calinix.core.bodies import may_repeat_extra
+from calinix.core.bodies import is_transfer_field, may_repeat_extra
 from calinix.errors import BadRequest, CalinixError
 
 LegRole = Literal["single", "prefill", "decode"]
@@ -47,8 +47,6 @@ class Exchange(Protocol):
 JsonMembers = dict[str, msgspec.Raw]
 """A JSON object's members by decoded name, each value in its exact bytes."""
 
-TRANSFER_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params"})
-TRANSFER_PREFIX = "bootstrap_"
 EXTRA_ARGS_FIELD = "vllm_xargs"
 """vLLM hands its members to the engine as if they were top-level fields."""
 
@@ -83,11 +81,6 @@ def with_member(body: bytes, name: str, value: bytes) -> bytes:
     head = body.rstrip()[:-1].rstrip()
     comma = b"" if head == b"{" else b","
     return b"%b%b%b:%b}" % (head, comma, msgspec.json.encode(name), value)
-
-
-def is_transfer_field(name: str) -> bool:
-    """Whether a member of this name steers KV transfers: only the router may set it."""
-    return name in TRANSFER_FIELDS or name.startswith(TRANSFER_PREFIX)
 
 
 def drop_transfer_fields(members: JsonMembers) -> bool:
