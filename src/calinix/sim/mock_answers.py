@@ -5,6 +5,7 @@ Fields, their order and the order of events are those of vLLM 0.32's own answers
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ class Choice(msgspec.Struct, kw_only=True):
     pieces: list[str]
 
 
-class Answer:
+class Answer(ABC):
     """One request's answer in one dialect. Subclasses word it; the pod says when."""
 
     prefix = ""
@@ -55,17 +56,17 @@ class Answer:
         """Events that go out with the first token, before it."""
         return []
 
+    @abstractmethod
     def token(self, choice: Choice, at: int, tally: Tally) -> bytes:
         """The event of the choice's token `at`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def closing(self, choices: list[Choice], tally: Tally) -> list[bytes]:
         """Events after the last token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole(self, choices: list[Choice], tally: Tally, transfer: Json | None) -> bytes:
         """The body of an answer that is not streamed."""
-        raise NotImplementedError
 
 
 def event(data: object) -> bytes:
@@ -119,11 +120,11 @@ class _OpenAi(Answer):
         data = self._head | {"choices": [], "usage": usage, "system_fingerprint": FINGERPRINT}
         return [event(data), DONE]
 
-    def _chunk(self, choice: Choice, piece: str, ids: list[int] | None, last: bool) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def _chunk(self, choice: Choice, piece: str, ids: list[int] | None, last: bool) -> Json: ...
 
-    def _stream_details(self, tally: Tally) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def _stream_details(self, tally: Tally) -> Json: ...
 
 
 class ChatAnswer(_OpenAi):
