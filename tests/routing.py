@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from calinix.config import (
@@ -17,7 +18,9 @@ from calinix.config import (
     SingleUpstream,
     Upstreams,
 )
+from calinix.core.choice import Recipe
 from calinix.core.events import Failed, Failure, Finished, FirstToken, ProbeSucceeded
+from calinix.core.pods import Role
 from calinix.core.requests import Refusal, RoutePlan, RouteRequest
 from calinix.core.router import Router
 
@@ -63,9 +66,14 @@ def make_config(
     )
 
 
-def make_router(config: Config, seed: int = 1, now: float = 0.0) -> Router:
+def make_router(
+    config: Config,
+    seed: int = 1,
+    now: float = 0.0,
+    recipes: Mapping[Role, Recipe] | None = None,
+) -> Router:
     """A router whose pods have all been heard of and are healthy."""
-    router = Router(config, random.Random(seed))
+    router = Router(config, random.Random(seed), recipes)
     for pod in router.pods():
         router.observe(ProbeSucceeded(pod.id), now)
     return router

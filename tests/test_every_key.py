@@ -100,6 +100,9 @@ PROOFS = {
     "cacheRegistry.kvCapacityTokens": (
         "core/test_prepare.py::test_a_mirror_is_as_large_as_the_pods_kv_cache"
     ),
+    "cacheRegistry.tokenBlockSize": (
+        "core/test_prepare.py::test_token_ids_have_a_block_size_of_their_own"
+    ),
     "sessions.maxSessions": f"{ROUTING}::test_sessions",
     "sessions.ttlMs": f"{ROUTING}::test_sessions",
     "admin.enabled": "gateway/test_gateway_admin.py::test_without_an_admin_port",

@@ -76,6 +76,18 @@ def test_nor_is_the_last_token_id(ids: int, blocks: int, cap: int) -> None:
     assert (prompt.blocks, prompt.cap_blocks) == (blocks, cap)
 
 
+def test_token_ids_have_a_block_size_of_their_own() -> None:
+    """`cacheRegistry.tokenBlockSize` cuts token ids, text keeps its blocks; sizes stay true."""
+    config = make_config(1, cache=CacheRegistry(token_block_size=40))
+    router = make_router(config)
+    ids = b"abcd" * 100
+    finish(router, ask(router, ids, prompt_is_tokens=True))
+    plan = ask(router, ids, prompt_is_tokens=True)
+    assert (plan.prompt_blocks, plan.cached_blocks, plan.prompt_tokens) == (2, 2, 100)
+    assert plan.predicted_cached_tokens == 80
+    assert ask(router, b"x" * 300).prompt_blocks == 2
+
+
 def test_predicted_cached_tokens_are_capped() -> None:
     """On a full hit the plan predicts all but the last block."""
     router = make_router(make_config(1))

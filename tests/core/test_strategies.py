@@ -11,7 +11,7 @@ import pytest
 
 from calinix.config import Imbalance, Labels, Strategy, StrategyName, Weights
 from calinix.core import filters, pickers, scorers, strategies
-from calinix.core.choice import Choice
+from calinix.core.choice import Choice, Recipe
 from calinix.core.columns import Term
 from calinix.core.events import StrategyChanged
 from calinix.core.requests import RouteRequest
@@ -318,3 +318,20 @@ def test_a_strategy_can_be_changed_while_running() -> None:
     router.observe(StrategyChanged(Strategy(name="cacheOnly")), 2.0)
     plan = ask(router, 10)
     assert (plan.pod.id, plan.strategy, plan.cached_blocks) == (home, "cacheOnly", 10)
+
+
+def last_place(state: Any, request: RouteRequest, choice: Choice) -> int:
+    """A picker of a host's own: whoever stands last."""
+    assert choice.among is not None
+    return choice.among.count - 1
+
+
+def test_a_host_can_bring_its_own_recipe() -> None:
+    """It takes the place of the strategy's for the roles it names, also after a change of these."""
+    own = Recipe((), (), (), (), last_place, False)
+    router = make_router(make_config(3, 3, 3, strategy="roundRobin"), recipes={"decode": own})
+    plans = [ask(router, mode="dispatch") for _ in range(3)]
+    assert {plan.pod.id for plan in plans} == {"decode-2"}
+    assert len({plan.prefill.id for plan in plans if plan.prefill is not None}) == 3
+    router.observe(StrategyChanged(Strategy(name="leastLoad")), 2.0)
+    assert ask(router, mode="dispatch").pod.id == "decode-2"

@@ -257,6 +257,8 @@ class CacheRegistry(Base, frozen=True):
     """How long a pod that nothing is heard of stays trusted; not an expiry of blocks."""
     kv_capacity_tokens: PositiveInt = 524_288
     """KV capacity of a pod that does not state its own."""
+    token_block_size: Annotated[int, Meta(ge=1, le=65_536)] = 16
+    """Token ids per block, for prompts that are sent as token ids."""
 
 
 class Sessions(Base, frozen=True):

@@ -71,7 +71,7 @@ class Observer:
 
     def _strategy_changed(self, event: events.StrategyChanged, now: float) -> None:  # noqa: ARG002
         self._state.strategy = event.strategy
-        self._state.recipes = recipes(event.strategy)
+        self._state.recipes = recipes(event.strategy) | self._state.own_recipes
 
     def _rules_changed(self, event: events.RulesChanged, now: float) -> None:  # noqa: ARG002
         self._state.health.adopt(event.health)

@@ -16,7 +16,7 @@ Tokenizer = Literal["bytes", "words"]
 BLOCK_UNITS: dict[Tokenizer, int] = {"bytes": 128, "words": 32}
 """Default units per block."""
 TOKEN_BLOCK = 16
-"""Token ids per block."""
+"""Default token ids per block."""
 START_UNITS = {"bytes": 4.0, "words": 0.75}
 """Units per engine token before anything is learned."""
 
@@ -112,8 +112,15 @@ _NO_PROMPT = Prompt(_EMPTY, 0, _NO_NAMESPACE, 0.0)
 class Preparer:
     """Prepares prompts, and learns how large they really were. Its tables are bounded."""
 
-    def __init__(self, tokenizer: Tokenizer, block_size: int | None, enabled: bool):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        block_size: int | None,
+        enabled: bool,
+        token_block: int = TOKEN_BLOCK,
+    ):
         self._enabled = enabled
+        self._token_block = token_block
         self._words = tokenizer == "words"
         self._block = block_size or BLOCK_UNITS[tokenizer]
         self._start = START_UNITS[tokenizer]
@@ -139,10 +146,10 @@ class Preparer:
         size = len(data)
         ratio = namespace.ratio
         if ratio is None:
-            block, per_token = TOKEN_BLOCK, 1.0
-            chain = hash_bytes(namespace.seed, data, 4 * TOKEN_BLOCK)
+            block, per_token = self._token_block, 1.0
+            chain = hash_bytes(namespace.seed, data, 4 * block)
             units = size / 4
-            cap_blocks = (size // 4 - 1) // TOKEN_BLOCK
+            cap_blocks = (size // 4 - 1) // block
         elif self._words:
             block, per_token = self._block, ratio.value
             chain = hash_words(namespace.seed, data, block)
@@ -182,7 +189,7 @@ class Preparer:
             if ratio is not self._bytes and not self._words:
                 self._bytes.learn(units, tokens)
         if blocks:
-            covered = blocks * (TOKEN_BLOCK if ratio is None else self._block)
+            covered = blocks * (self._token_block if ratio is None else self._block)
             share = covered / units if covered < units else 1.0
             self._per_block.learn(tokens * share, blocks)
 
@@ -205,7 +212,7 @@ class Preparer:
         model, tenant, is_tokens = key
         if len(self._namespaces) >= _MAX_NAMESPACES:
             self._namespaces.clear()
-        tag = b"tokens:%d" % TOKEN_BLOCK if is_tokens else self._tag
+        tag = b"tokens:%d" % self._token_block if is_tokens else self._tag
         # Lengths first, so that no two namespaces give the same bytes.
         name = model.encode("utf-8", "surrogatepass")
         seed = seed_of(b"%d:%b%d:%b%b" % (len(name), name, len(tenant), tenant, tag))

@@ -5,21 +5,23 @@ Pure: no I/O, no clock, no rng of its own. The same calls give the same plans.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from calinix.config import Config
 from calinix.core.admission import ready, refuse, resolve, usable_ids
 from calinix.core.bitmap import iterate
-from calinix.core.choice import Choice
+from calinix.core.choice import Choice, Recipe
 from calinix.core.events import Event
 from calinix.core.explain import DecisionRing
 from calinix.core.means import RequestMeans
 from calinix.core.observe import Observer
 from calinix.core.pipeline import choose
 from calinix.core.plans import Planner
-from calinix.core.pods import ROLES, Pod
+from calinix.core.pods import ROLES, Pod, Role
 from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest, Work
 from calinix.core.roster import Roster
 from calinix.core.state import Rng, State
-from calinix.core.strategies import recipes
+from calinix.core.strategies import recipes as recipes_of
 from calinix.core.views import PodView, pod_view
 
 __all__ = ["Rng", "Router"]
@@ -37,13 +39,15 @@ _GENERATE = Work.GENERATE
 class Router:
     """Decides where requests go. `now` is in seconds, monotonic, on the host's clock."""
 
-    def __init__(self, config: Config, rng: Rng):
+    def __init__(self, config: Config, rng: Rng, recipes: Mapping[Role, Recipe] | None = None):
         """Starts with the pods of `config`, none of them known to be alive.
 
-        Raises ConfigError when there are more than `cacheRegistry.maxPods`.
+        `recipes` take the place of the strategy's, for the roles that they name. Raises ConfigError
+        when there are more than `cacheRegistry.maxPods`.
         """
         self._state = state = State(config, rng)
-        state.recipes = recipes(state.strategy)
+        state.own_recipes = dict(recipes or {})
+        state.recipes = recipes_of(state.strategy) | state.own_recipes
         self._roster = Roster(state)
         means = RequestMeans()
         self._decisions = DecisionRing(config.gateway.decisions_kept)

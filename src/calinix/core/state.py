@@ -38,6 +38,8 @@ class State:
         self.default_mode: Mode | None = gateway.default_mode
         self.strategy = strategy if isinstance(strategy, Strategy) else Strategy(name=strategy)
         self.recipes: dict[Role, Recipe] = {}
+        self.own_recipes: dict[Role, Recipe] = {}
+        """Of the host: they stay whatever the strategy."""
         self.modes: dict[str, Mode] = {}
         """Model -> mode of requests that leave it open; `modes_version` says of which table."""
         self.modes_version = -1
@@ -52,6 +54,8 @@ class State:
         self.pins = Pins(self.table, config.sessions.max_sessions, ttl_s)
         self.caching = cache.enabled
         """Whether anything is remembered of what pods cache."""
-        self.preparer = Preparer(gateway.tokenizer, gateway.block_size, cache.enabled)
+        self.preparer = Preparer(
+            gateway.tokenizer, gateway.block_size, cache.enabled, cache.token_block_size
+        )
         self.registry = PrefixRegistry(cache.max_pods, cache.shards_count)
         self.kv_capacity_tokens = cache.kv_capacity_tokens
