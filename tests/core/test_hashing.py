@@ -296,3 +296,58 @@ def test_chains_of_a_growing_prompt_grow(form: Form) -> None:
     prompt = random.Random(4).randbytes(700)
     chains = [list(form.hash_bytes(1, prompt[:n], 16)) for n in range(700)]
     assert all(longer[: len(shorter)] == shorter for shorter, longer in pairwise(chains))
+
+
+STEADIES = st.sampled_from([0, 2, 4, 64])
+
+
+@given(st.integers(0, 5000), STEADIES)
+def test_depths_are_the_sums_of_widths(blocks: int, steady: int) -> None:
+    """`depth_of` adds up `width_of`, `blocks_in` turns it round, and widths stay proportionate."""
+    blocks = min(blocks, 40 * steady) if steady else blocks  # deeper than any prompt else
+    widths = [hashing.width_of(i, steady) for i in range(blocks)]
+    depth = sum(widths)
+    assert hashing.depth_of(blocks, steady) == depth
+    assert hashing.blocks_in(depth, steady) == blocks
+    following = hashing.width_of(blocks, steady)
+    assert hashing.blocks_in(depth + following - 1, steady) == blocks
+    if steady and blocks > steady:
+        assert widths[-1] <= 2 * depth / steady
+
+
+@given(st.binary(max_size=3000), st.integers(1, 9), STEADIES, st.integers(0, 300))
+def test_growing_blocks_are_hashed_as_wide_as_they_are(
+    data: bytes, size: int, steady: int, limit: int
+) -> None:
+    """Block k is hashed over its own width, whichever form does it, and where batches end."""
+    state, start, expected = 7, 0, []
+    while len(expected) < limit:
+        wide = size * hashing.width_of(len(expected), steady)
+        if start + wide > len(data):
+            break
+        state = hashing.step(state, hashing.digest(data[start : start + wide])) or hashing.OFFSET
+        expected.append(state)
+        start += wide
+    for form in FORMS:
+        chain = form.hash_bytes(7, data, size, limit, steady)
+        assert list(chain) == expected
+        assert chain.depth() * size == start
+        assert [chain.depth(i) for i in range(3)] == [hashing.depth_of(i, steady) for i in range(3)]
+        assert chain.head(2).steady == steady
+        assert chain == form.chain.of(expected, steady)
+        assert not expected or chain != form.chain.of(expected, steady + 2)
+
+
+def test_growing_blocks_across_batches(form: Form) -> None:
+    """A prompt of many MiB gives the same chain as its parts hashed one after the other."""
+    data = random.Random(3).randbytes(9 * MIB)
+    chain = form.hash_bytes(3, data, 128, steady=64)
+    assert chain.depth() == hashing.depth_of(len(chain), 64) <= len(data) // 128
+    wide = 128 * hashing.width_of(len(chain) - 1, 64)
+    end = 128 * chain.depth()
+    last = hashing.step(chain[-2], hashing.digest(data[end - wide : end]))
+    assert chain[-1] == last
+    with pytest.raises(ValueError, match="even"):
+        form.hash_bytes(3, data, 128, steady=3)
+    with pytest.raises(ValueError, match="even"):
+        form.chain.of([1], -2)

@@ -181,7 +181,7 @@ def test_copies_do_not_wrap(bench: Bench) -> None:
     """Copies stop at their largest number instead of starting again at 0."""
     blocks = [A] * (MAX_COPIES + 5)
     bench.registry.stored(1, None, blocks)
-    assert bench.registry.dump(1) == [(A, 0, 0, MAX_COPIES, False, False)]
+    assert bench.registry.dump(1) == [(A, 0, 0, MAX_COPIES, False, False, 1)]
     bench.registry.removed(1, blocks[: MAX_COPIES - 1])
     assert bench.registry.blocks(1) == 1
     bench.registry.removed(1, [A])

@@ -42,7 +42,8 @@ BLOCK_OF = {path: block_of(path) for path in TREE}
 class Held:
     """What a slot of the model knows of one block."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
+        self.width = width
         self.ticket: int | None = None
         """The request that made it, while it is speculative."""
         self.last_ticket = 0
@@ -57,6 +58,10 @@ class ModelSlot:
         self.capacity = capacity
         self.held: dict[Path, Held] = {}
         self.order: list[Path] = []
+
+    @property
+    def widths(self) -> int:
+        return sum(held.width for held in self.held.values())
 
     def shows(self, path: Path) -> bool:
         return not path or (path in self.held and not self.held[path].hidden)
@@ -78,14 +83,15 @@ class ModelSlot:
             if other[: len(path)] == path:
                 held.hidden = True
 
-    def gain(self, path: Path) -> bool:
+    def gain(self, path: Path, steady: int) -> bool:
         """Shows the block behind its parent; False when there is no room for it."""
         if path not in self.held:
-            while len(self.held) >= self.capacity:
+            width = hashing.width_of(len(path) - 1, steady)
+            while self.widths + width > self.capacity:
                 if not self.order or self.order[-1] == path[:-1]:
                     return False
                 self.lose(self.order[-1])
-            self.held[path] = Held()
+            self.held[path] = Held(width)
         else:
             self.order.remove(path)
             self.held[path].hidden = False
@@ -93,7 +99,7 @@ class ModelSlot:
         self.order.insert(at, path)
         return True
 
-    def use(self, path: Path) -> tuple[list[Held], list[Held]]:
+    def use(self, path: Path, steady: int) -> tuple[list[Held], list[Held]]:
         """Touches and stores the path; returns the blocks that were held, and the new ones."""
         depth = self.depth(path)
         self.touch(path[:depth])
@@ -101,7 +107,7 @@ class ModelSlot:
         new: list[Held] = []
         for n in range(depth + 1, len(path) + 1):
             known = path[:n] in self.held
-            if not self.gain(path[:n]):
+            if not self.gain(path[:n], steady):
                 break
             (before if known and path[:n] in self.held else new).append(self.held[path[:n]])
         return before, new
@@ -115,6 +121,8 @@ tickets = st.integers(0, 3)
 
 class RegistryMachine(RuleBasedStateMachine):
     """Every form does what the model does."""
+
+    steady = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,13 +138,19 @@ class RegistryMachine(RuleBasedStateMachine):
             registry.open_slot(slot, capacity)
         self.model[slot] = ModelSlot(capacity)
 
+    def chain_of(self, chain: Any, path: Path) -> Any:
+        return chain.of((BLOCK_OF[path[:n]] for n in range(1, len(path) + 1)), self.steady)
+
+    def depth(self, blocks: int) -> int:
+        return hashing.depth_of(blocks, self.steady)
+
     def call(self, method: str, slot: int, path: Path | None, *rest: int) -> Any:
         """Calls all forms, with a chain where there is a path; they must give the same."""
         results = []
         for chain, registry in self.forms:
             arguments: list[Any] = [slot]
             if path is not None:
-                arguments.append(chain.of(BLOCK_OF[path[:n]] for n in range(1, len(path) + 1)))
+                arguments.append(self.chain_of(chain, path))
             results.append(getattr(registry, method)(*arguments, *rest))
         assert all(result == results[0] for result in results)
         return results[0]
@@ -144,8 +158,8 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(slot=slots, path=paths, ticket=tickets)
     def route(self, slot: int, path: Path, ticket: int) -> None:
         model = self.model[slot]
-        assert self.call("route", slot, path, ticket) == model.depth(path)
-        before, new = model.use(path)
+        assert self.call("route", slot, path, ticket) == self.depth(model.depth(path))
+        before, new = model.use(path, self.steady)
         for held in new:
             held.ticket = held.last_ticket = ticket
         for held in before:
@@ -155,7 +169,7 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(slot=slots, path=paths)
     def confirm(self, slot: int, path: Path) -> None:
         self.call("confirm", slot, path)
-        before, new = self.model[slot].use(path)
+        before, new = self.model[slot].use(path, self.steady)
         for held in before + new:
             held.ticket = None
 
@@ -176,7 +190,7 @@ class RegistryMachine(RuleBasedStateMachine):
         answers = {registry.stored(slot, parent, blocks) for _, registry in self.forms}
         assert answers == {model.shows(path[:known])}
         if model.shows(path[:known]):
-            before, new = model.use(path)
+            before, new = model.use(path, 0)
             for held in (before + new)[known:]:
                 held.ticket = None
                 held.copies += 1
@@ -207,7 +221,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.call("set_capacity", slot, None, capacity)
         model = self.model[slot]
         model.capacity = capacity
-        while len(model.held) > capacity:
+        while model.widths > capacity:
             model.lose(model.order[-1])
 
     @rule()
@@ -221,9 +235,9 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(path=paths)
     def look_up(self, path: Path) -> None:
         """The index says of every slot what the model says."""
-        expected = [self.model[slot].depth(path) for slot in SLOTS]
+        expected = [self.depth(self.model[slot].depth(path)) for slot in SLOTS]
         for chain, registry in self.forms:
-            blocks = chain.of(BLOCK_OF[path[:n]] for n in range(1, len(path) + 1))
+            blocks = self.chain_of(chain, path)
             out = np.zeros(len(SLOTS))
             deepest = registry.depths(blocks, np.array(SLOTS, np.int32), out)
             assert (out.tolist(), deepest) == (expected, max(expected))
@@ -244,17 +258,24 @@ class RegistryMachine(RuleBasedStateMachine):
                     max(held.copies, 0),
                     held.ticket is not None,
                     held.hidden,
+                    held.width,
                 )
                 for path, held in ((path, model.held[path]) for path in model.order)
             ]
             for _, registry in self.forms:
                 assert registry.dump(slot) == expected
-                assert registry.blocks(slot) == len(expected) <= model.capacity
+                assert registry.blocks(slot) == model.widths <= model.capacity
 
     @invariant()
     def prefix_law(self) -> None:
         for model in self.model.values():
             assert all(model.shows(path[:-1]) for path in model.held if model.shows(path))
+
+
+class GrowingMachine(RegistryMachine):
+    """The same with chains whose blocks grow: of widths 1, 1, 2, 4, 8 and 16."""
+
+    steady = 2
 
 
 blocks = st.integers(1, 9)
@@ -315,18 +336,18 @@ class ContradictionMachine(RuleBasedStateMachine):
             dumps = [registry.dump(slot) for _, registry in self.forms]
             assert all(dump == dumps[0] for dump in dumps)
             ahead: set[int] = set()
-            for block, parent, _, _, _, hidden in dumps[0]:
+            for block, parent, _, _, _, hidden, _ in dumps[0]:
                 assert parent == 0 or (parent in ahead and not hidden)
                 if not hidden:
                     ahead.add(block)
-            shown = {block for block, *_, hidden in dumps[0] if not hidden}
+            shown = {block for block, *_, hidden, _ in dumps[0] if not hidden}
             for make, registry in self.forms:
                 for block in range(1, 10):
                     found = registry.match(make.of([block]), 1 << slot)
                     assert found == [(int(block in shown), 1 << slot)]
 
 
-@pytest.mark.parametrize("machine", [RegistryMachine, ContradictionMachine])
+@pytest.mark.parametrize("machine", [RegistryMachine, GrowingMachine, ContradictionMachine])
 def test_registry_against_its_model(machine: type[RuleBasedStateMachine]) -> None:
     """No sequence of calls takes any form apart from the model, or from the other form."""
     run_state_machine_as_test(

@@ -159,6 +159,13 @@ cdef Py_ssize_t checked_block(object size) except -1:
     return number
 
 
+cdef Py_ssize_t checked_steady(object steady) except -1:
+    cdef Py_ssize_t number = PyNumber_AsSsize_t(steady, NULL)
+    if number < 0 or number % 2:
+        raise ValueError(f"steady must be even and not negative: {steady}")
+    return number
+
+
 cdef Py_ssize_t checked_limit(object limit_blocks) except -1:
     cdef Py_ssize_t number = PyNumber_AsSsize_t(limit_blocks, NULL)
     if number < 0:
@@ -171,16 +178,18 @@ cdef class Chain:
 
     cdef uint64_t *hashes
     cdef Py_ssize_t count
+    cdef readonly Py_ssize_t steady
 
     def __dealloc__(self):
         PyMem_RawFree(self.hashes)
 
     @staticmethod
-    def of(hashes):
+    def of(hashes, steady=0):
         """The chain of these hashes. Raises ValueError for 0 and for what is no u64."""
         cdef list values = list(hashes)
         cdef Chain chain = new_chain(len(values))
         cdef Py_ssize_t i = 0
+        chain.steady = checked_steady(steady)
         for value in values:
             chain.hashes[i] = checked_hash(value)
             i += 1
@@ -208,7 +217,7 @@ cdef class Chain:
             return NotImplemented
         cdef Chain chain = other
         cdef Py_ssize_t i
-        if self.count != chain.count:
+        if self.count != chain.count or self.steady != chain.steady:
             return False
         for i in range(self.count):
             if self.hashes[i] != chain.hashes[i]:
@@ -229,8 +238,38 @@ cdef class Chain:
             return self
         cdef Chain chain = new_chain(count if count > 0 else 0)
         chain.count = count if count > 0 else 0
+        chain.steady = self.steady
         memcpy(chain.hashes, self.hashes, chain.count * sizeof(uint64_t))
         return chain
+
+    def depth(self, blocks=None):
+        """What the first `blocks` blocks (by default all) cover, in widths."""
+        return depth_of(
+            self.count if blocks is None else PyNumber_AsSsize_t(blocks, NULL), self.steady
+        )
+
+
+cdef inline int level_of(Py_ssize_t position, Py_ssize_t steady) noexcept nogil:
+    """The width of the block at `position` is two to this."""
+    return 0 if steady == 0 or position < steady else 1 + <int>((position - steady) // (steady // 2))
+
+
+cdef inline Py_ssize_t depth_of(Py_ssize_t blocks, Py_ssize_t steady) noexcept nogil:
+    """The widths of that many leading blocks, together."""
+    cdef Py_ssize_t over = blocks - steady, half = steady // 2
+    if steady == 0 or over <= 0:
+        return blocks
+    return (steady << (over // half)) + (over % half * 2 << (over // half))
+
+
+cdef inline Py_ssize_t blocks_in(Py_ssize_t depth, Py_ssize_t steady) noexcept nogil:
+    """How many leading blocks fit into that many widths."""
+    cdef int level = 0
+    if steady == 0 or depth <= steady:
+        return depth
+    while (depth >> (level + 1)) >= steady:
+        level += 1
+    return steady + level * (steady // 2) + ((depth - (steady << level)) >> (level + 1))
 
 
 cdef Chain new_chain(Py_ssize_t room):
@@ -252,19 +291,28 @@ def seed_of(bytes namespace not None):
     )
 
 
-def hash_bytes(seed, bytes data not None, block_bytes, limit_blocks=LIMIT_BLOCKS):
+def hash_bytes(
+    seed, bytes data not None, block_bytes, limit_blocks=LIMIT_BLOCKS, steady=0
+):
     """The chain over the full blocks of `data`; see `calinix.core.hashing.hash_bytes`."""
     cdef uint64_t state = checked_u64(seed)
-    cdef Py_ssize_t block = checked_block(block_bytes)
-    cdef Py_ssize_t blocks = min(PyBytes_GET_SIZE(data) // block, checked_limit(limit_blocks))
+    cdef Py_ssize_t alike = checked_steady(steady)
+    cdef Py_ssize_t size = checked_block(block_bytes)
+    cdef Py_ssize_t limit = checked_limit(limit_blocks)
+    cdef Py_ssize_t blocks = min(blocks_in(PyBytes_GET_SIZE(data) // size, alike), limit)
     cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(data)
     cdef Chain chain = new_chain(blocks)
     cdef uint64_t *hashes = chain.hashes
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i, grows = alike if alike else blocks
     for i in range(blocks):
-        state = advance(state, digest(at + i * block, block))
+        if i == grows:
+            size *= 2
+            grows += alike // 2
+        state = advance(state, digest(at, size))
+        at += size
         hashes[i] = state
     chain.count = blocks
+    chain.steady = alike
     return chain
 
 
@@ -826,13 +874,15 @@ cdef struct Node:
     uint32_t previous
     uint32_t ticket
     uint16_t copies
-    uint16_t flags
+    uint8_t flags
+    uint8_t level  # the width is two to this
 
 
 cdef struct Mirror:
     Arena nodes
     uint32_t count
     uint32_t capacity
+    uint64_t held  # the widths of its blocks
     Table tables[SUBS]  # cells: node << 32 | lower half of the mixed block
 
 
@@ -848,6 +898,7 @@ cdef void empty_mirror(Mirror *pod, uint32_t pages_kept) noexcept nogil:
     memset(pod.tables, 0, sizeof(pod.tables))
     drop_items(&pod.nodes, pages_kept, sizeof(Node))
     pod.count = 0
+    pod.held = 0
 
 
 cdef void free_mirror(Mirror *pod) noexcept nogil:
@@ -922,7 +973,7 @@ cdef int grow(Table *table) except -1:
 
 
 cdef inline uint32_t new_node(
-    Mirror *pod, uint64_t block, uint64_t mix, Place *place
+    Mirror *pod, uint64_t block, uint64_t mix, int level, Place *place
 ) except 0:
     """A node for a block that the slot does not hold: in the table, in no list and no tree.
 
@@ -937,11 +988,13 @@ cdef inline uint32_t new_node(
         place.line = NULL
     number = take_item(&pod.nodes, sizeof(Node))
     node_of(pod, number).block = block
+    node_of(pod, number).level = <uint8_t>level
     if place.line == NULL:
         put(table, cell_of(number, mix), 0, place)
     else:
         put_there(table, cell_of(number, mix), place)
     pod.count += 1
+    pod.held += <uint64_t>1 << level
     return number
 
 
@@ -951,6 +1004,7 @@ cdef void free_node(Mirror *pod, uint32_t number, uint64_t mix) noexcept nogil:
     look_up(table_of(pod, mix), cell_of(number, mix), 0, &place)
     take_out(table_of(pod, mix), place, 0)
     pod.count -= 1
+    pod.held -= <uint64_t>1 << node_of(pod, number).level
     give_item(&pod.nodes, number, sizeof(Node))
 
 
@@ -1061,13 +1115,9 @@ def slots_of(bitmap):
     return found
 
 
-def look(column, slots):
-    """The column at these slots, and the largest; see `calinix.core.columns.look`."""
-    cdef array.array cells = doubles(column), places = ints(slots)
+cdef inline int inside(array.array cells, array.array places) except -1:
+    """Raises ValueError where there is no slot, or one outside of the column."""
     cdef Py_ssize_t count = Py_SIZE(places), limit = Py_SIZE(cells), i
-    cdef array.array out = array.clone(DOUBLES, count, False)
-    cdef double *values = out.data.as_doubles
-    cdef double largest
     cdef int slot
     if count == 0:
         raise ValueError("there are no slots to look at")
@@ -1075,9 +1125,34 @@ def look(column, slots):
         slot = places.data.as_ints[i]
         if not 0 <= slot < limit:
             raise ValueError(f"slot {slot} is outside of the column")
-        values[i] = cells.data.as_doubles[slot]
-    largest = values[0]
-    for i in range(1, count):
+    return 0
+
+
+cdef array.array gathered(array.array cells, array.array places, object more):
+    """The column at these slots, those of `more` added if it is not None."""
+    cdef Py_ssize_t count = Py_SIZE(places), i
+    cdef array.array out, others
+    cdef double *values
+    inside(cells, places)
+    out = array.clone(DOUBLES, count, False)
+    values = out.data.as_doubles
+    for i in range(count):
+        values[i] = cells.data.as_doubles[places.data.as_ints[i]]
+    if more is not None:
+        others = doubles(more)
+        inside(others, places)
+        for i in range(count):
+            values[i] += others.data.as_doubles[places.data.as_ints[i]]
+    return out
+
+
+def look(column, slots, more=None):
+    """The column at these slots, and the largest; see `calinix.core.columns.look`."""
+    cdef array.array out = gathered(doubles(column), ints(slots), more)
+    cdef double *values = out.data.as_doubles
+    cdef double largest = values[0]
+    cdef Py_ssize_t i
+    for i in range(1, Py_SIZE(out)):
         if values[i] > largest:
             largest = values[i]
     return out, largest
@@ -1176,6 +1251,144 @@ def least_of_highest(scores, loads, double draw):
     return place
 
 
+def near_highest(scores, loads, double draw, double slack, Py_ssize_t favourite=-1):
+    """One of those near the top; see `calinix.core.columns.near_highest`."""
+    cdef array.array values = doubles(scores), held = doubles(loads)
+    cdef const double *value = values.data.as_doubles
+    cdef const double *load = held.data.as_doubles
+    cdef Py_ssize_t count = Py_SIZE(values), tied = 0, i, left
+    cdef double bound, least = 0.0
+    if count == 0 or Py_SIZE(held) != count or not 0.0 <= draw < 1.0:
+        raise ValueError("scores and loads have to be of one length, a draw in [0, 1)")
+    bound = value[0]
+    for i in range(1, count):
+        if value[i] > bound:
+            bound = value[i]
+    bound -= slack
+    if 0 <= favourite < count and value[favourite] >= bound:
+        return favourite
+    for i in range(count):
+        if value[i] >= bound:
+            if tied == 0 or load[i] < least:
+                least = load[i]
+                tied = 1
+            elif load[i] == least:
+                tied += 1
+    left = <Py_ssize_t>(draw * tied)
+    for i in range(count):
+        if value[i] >= bound and load[i] == least:
+            if left == 0:
+                return i
+            left -= 1
+    return 0
+
+
+def smooth_turn(owed, weights, slots):
+    """Whose turn it is; see `calinix.core.columns.smooth_turn`."""
+    cdef array.array rich = doubles(owed), wanted = doubles(weights), places = ints(slots)
+    cdef double *credit = rich.data.as_doubles
+    cdef Py_ssize_t place = 0, i
+    cdef double total = 0.0, weight
+    cdef int slot, best
+    inside(wanted, places)
+    if Py_SIZE(rich) != Py_SIZE(wanted) or rich is not owed:
+        raise ValueError("owed has to be an array of doubles as long as the weights")
+    best = places.data.as_ints[0]
+    for i in range(Py_SIZE(places)):
+        slot = places.data.as_ints[i]
+        weight = wanted.data.as_doubles[slot]
+        credit[slot] += weight
+        total += weight
+        if credit[slot] > credit[best]:
+            best = slot
+            place = i
+    credit[best] -= total
+    return place
+
+
+def drawn(weights, slots, double draw, Py_ssize_t without=-1):
+    """A place drawn by weight; see `calinix.core.columns.drawn`."""
+    cdef array.array wanted = doubles(weights), places = ints(slots)
+    cdef Py_ssize_t count = Py_SIZE(places), last = -1, i
+    cdef double total = 0.0
+    inside(wanted, places)
+    for i in range(count):
+        if i != without:
+            total += wanted.data.as_doubles[places.data.as_ints[i]]
+            last = i
+    if last < 0 or not 0.0 <= draw < 1.0:
+        raise ValueError("nobody to draw, or a draw outside of [0, 1)")
+    total *= draw
+    for i in range(count):
+        if i != without:
+            total -= wanted.data.as_doubles[places.data.as_ints[i]]
+            if total < 0.0:
+                return i
+    return last
+
+
+def backlog_s(work, paces, slots, double pace, more=None):
+    """Seconds of backlog; see `calinix.core.columns.backlog_s`."""
+    cdef array.array speeds = doubles(paces), places = ints(slots)
+    cdef array.array out = gathered(doubles(work), places, more)
+    cdef double *values = out.data.as_doubles
+    cdef Py_ssize_t count = Py_SIZE(places), i
+    cdef double speed, total = 0.0
+    inside(speeds, places)
+    for i in range(count):
+        speed = speeds.data.as_doubles[places.data.as_ints[i]]
+        values[i] *= speed if speed > 0.0 else pace
+        total += values[i]
+    return out, total / count
+
+
+def prefill_s(
+    depths, paces, slots, double pace, double tokens, double block_tokens, double cap_blocks,
+    double attention, double fixed
+):
+    """Seconds of own prefill; see `calinix.core.columns.prefill_s`."""
+    cdef array.array held, speeds = doubles(paces), places = ints(slots)
+    cdef Py_ssize_t count = Py_SIZE(places), i
+    cdef array.array out = array.clone(DOUBLES, count, False)
+    cdef const double *depth = NULL
+    cdef double speed, cached = 0.0, uncached
+    inside(speeds, places)
+    if depths is not None:
+        held = doubles(depths)
+        if Py_SIZE(held) != count:
+            raise ValueError(f"slots and depths differ in length: {count} and {Py_SIZE(held)}")
+        depth = held.data.as_doubles
+    for i in range(count):
+        if depth != NULL:
+            cached = (depth[i] if depth[i] < cap_blocks else cap_blocks) * block_tokens
+        uncached = tokens - cached
+        if uncached < 0.0:
+            uncached = 0.0
+        speed = speeds.data.as_doubles[places.data.as_ints[i]]
+        out.data.as_doubles[i] = (
+            uncached * (1.0 + attention * (cached + uncached * 0.5)) + fixed
+        ) * (speed if speed > 0.0 else pace)
+    return out
+
+
+def token_s(
+    inflight, context, slowness, slots, double base_s, double request_s, double context_s, more=None
+):
+    """Seconds per output token; see `calinix.core.columns.token_s`."""
+    cdef array.array loads = doubles(inflight), factors = doubles(slowness), places = ints(slots)
+    cdef array.array out = gathered(doubles(context), places, more)
+    cdef double *values = out.data.as_doubles
+    cdef Py_ssize_t count = Py_SIZE(places), i
+    inside(factors, places)
+    if Py_SIZE(loads) != count:
+        raise ValueError(f"slots and loads differ in length: {count} and {Py_SIZE(loads)}")
+    for i in range(count):
+        values[i] = factors.data.as_doubles[places.data.as_ints[i]] * (
+            base_s + request_s * (loads.data.as_doubles[i] + 1.0) + context_s * values[i]
+        )
+    return out
+
+
 cdef class Loads:
     """The compiled `calinix.core.columns.Loads`, which documents every method."""
 
@@ -1183,6 +1396,11 @@ cdef class Loads:
     cdef readonly array.array prefill_tokens
     cdef readonly array.array decode_tokens
     cdef readonly array.array bounds
+    cdef readonly array.array work
+    cdef readonly array.array context
+    cdef readonly array.array done
+    cdef readonly array.array busy_s
+    cdef readonly array.array busy_from
     cdef tuple views
     cdef Py_ssize_t count
 
@@ -1194,8 +1412,16 @@ cdef class Loads:
         self.prefill_tokens = array.clone(DOUBLES, slots, True)
         self.decode_tokens = array.clone(DOUBLES, slots, True)
         self.bounds = array.clone(DOUBLES, slots, True)
+        self.work = array.clone(DOUBLES, slots, True)
+        self.context = array.clone(DOUBLES, slots, True)
+        self.done = array.clone(DOUBLES, slots, True)
+        self.busy_s = array.clone(DOUBLES, slots, True)
+        self.busy_from = array.clone(DOUBLES, slots, True)
         # An array that is viewed cannot be made longer or shorter.
-        columns = (self.inflight, self.prefill_tokens, self.decode_tokens, self.bounds)
+        columns = (
+            self.inflight, self.prefill_tokens, self.decode_tokens, self.bounds, self.work,
+            self.context, self.done, self.busy_s, self.busy_from,
+        )
         self.views = tuple([memoryview(column) for column in columns])
 
     cdef inline int check(self, Py_ssize_t slot) except -1:
@@ -1204,35 +1430,49 @@ cdef class Loads:
         return 0
 
     def take(
-        self, Py_ssize_t slot, Py_ssize_t prefill_slot, double prefill_tokens, double decode_tokens
+        self, Py_ssize_t slot, Py_ssize_t prefill_slot, double prefill_tokens,
+        double decode_tokens, double work=0.0, double context=0.0, double now=0.0
     ):
         cdef Py_ssize_t prefiller = slot if prefill_slot < 0 else prefill_slot
         self.check(slot)
         self.check(prefiller)
         self.decode_tokens.data.as_doubles[slot] += decode_tokens
+        self.context.data.as_doubles[slot] += context
         self.prefill_tokens.data.as_doubles[prefiller] += prefill_tokens
+        self.work.data.as_doubles[prefiller] += work
+        if self.inflight.data.as_doubles[slot] == 0.0:
+            self.busy_from.data.as_doubles[slot] = now
         self.inflight.data.as_doubles[slot] += 1.0
         if prefill_slot >= 0:
             self.inflight.data.as_doubles[prefiller] += 1.0
         return self.is_full(slot) or self.is_full(prefiller)
 
-    def give_prefill(self, Py_ssize_t slot, double prefill_tokens, bint request):
+    def give_prefill(self, Py_ssize_t slot, double prefill_tokens, bint request, double work=0.0):
         cdef bint was_full
         self.check(slot)
         self.prefill_tokens.data.as_doubles[slot] -= prefill_tokens
+        self.work.data.as_doubles[slot] -= work
         if not request:
             return False
         was_full = self.is_full(slot)
         self.inflight.data.as_doubles[slot] -= 1.0
         return was_full
 
-    def give(self, Py_ssize_t slot, double prefill_tokens, double decode_tokens):
+    def give(
+        self, Py_ssize_t slot, double prefill_tokens, double decode_tokens, double work=0.0,
+        double context=0.0, double now=0.0
+    ):
         cdef bint was_full
         self.check(slot)
         was_full = self.is_full(slot)
         self.prefill_tokens.data.as_doubles[slot] -= prefill_tokens
+        self.work.data.as_doubles[slot] -= work
         self.decode_tokens.data.as_doubles[slot] -= decode_tokens
+        self.context.data.as_doubles[slot] -= context
         self.inflight.data.as_doubles[slot] -= 1.0
+        self.done.data.as_doubles[slot] += 1.0
+        if self.inflight.data.as_doubles[slot] == 0.0:
+            self.busy_s.data.as_doubles[slot] += now - self.busy_from.data.as_doubles[slot]
         return was_full
 
     cdef inline bint is_full(self, Py_ssize_t slot) noexcept:
@@ -1364,7 +1604,7 @@ cdef class NativePrefixRegistry:
         cdef int i
         pod.capacity = capacity
         for i in range(EVICTIONS_AT_ONCE):
-            if pod.count <= capacity:
+            if pod.held <= capacity:
                 break
             self.delete(number, pod, node_of(pod, 0).ahead)
 
@@ -1378,7 +1618,7 @@ cdef class NativePrefixRegistry:
         return self.pods[self.number(slot)] != NULL
 
     def blocks(self, slot):
-        return self.pods[self.open_number(slot)].count
+        return self.pods[self.open_number(slot)].held
 
     def sweep(self):
         cdef Index *index = &self.index
@@ -1434,16 +1674,16 @@ cdef class NativePrefixRegistry:
         cdef Range ranges[FRAMES]
         cdef int open_count = 1
         cdef uint32_t deepest = 0
+        cdef Py_ssize_t depth
         memset(self.found, 0, self.max_pods * sizeof(uint32_t))
         ranges[0].low = 0
         ranges[0].high = chain.count
         while next_group(&self.index, chain.hashes, ranges, self.sets, &open_count):
-            if ranges[open_count].low > 0:
-                self.note(
-                    self.sets + <size_t>open_count * self.index.words, ranges[open_count].low
-                )
-            if ranges[open_count].low > deepest:
-                deepest = <uint32_t>ranges[open_count].low
+            depth = depth_of(ranges[open_count].low, chain.steady)
+            if depth > 0:
+                self.note(self.sets + <size_t>open_count * self.index.words, depth)
+            if depth > deepest:
+                deepest = <uint32_t>depth
         return deepest
 
     def match(self, Chain chain not None, candidates):
@@ -1469,7 +1709,7 @@ cdef class NativePrefixRegistry:
                 bitmap |= <object>words[<size_t>open_count * self.index.words + w] << (
                     w * WORD_BITS
                 )
-            groups.append((ranges[open_count].low, bitmap))
+            groups.append((depth_of(ranges[open_count].low, chain.steady), bitmap))
         return groups
 
     def route(self, slot, Chain chain not None, ticket):
@@ -1513,7 +1753,7 @@ cdef class NativePrefixRegistry:
             mark(node_of(pod, at), False, STORED, 0)
             known += 1
         touch(pod, above, STORED, 0)
-        self.store(number, pod, above, chain.hashes + known, chain.count - known, STORED, 0)
+        self.store(number, pod, above, chain, known, STORED, 0)
         return True
 
     def removed(self, slot, blocks):
@@ -1555,6 +1795,7 @@ cdef class NativePrefixRegistry:
                     nodes[2 * i].copies,
                     bool(nodes[2 * i].flags & SPECULATIVE),
                     bool(nodes[2 * i].flags & HIDDEN),
+                    1 << nodes[2 * i].level,
                 ))
         finally:
             PyMem_RawFree(nodes)
@@ -1606,37 +1847,41 @@ cdef class NativePrefixRegistry:
         if low:
             above = self.shown(pod, chain.hashes[low - 1])
             touch(pod, above, use, ticket)
-        self.store(slot, pod, above, chain.hashes + low, chain.count - low, use, ticket)
-        return low
+        self.store(slot, pod, above, chain, low, use, ticket)
+        return depth_of(low, chain.steady)
 
     cdef int store(
-        self, uint32_t slot, Mirror *pod, uint32_t above, const uint64_t *blocks,
-        Py_ssize_t count, Use use, uint32_t ticket,
+        self, uint32_t slot, Mirror *pod, uint32_t above, Chain chain, Py_ssize_t known,
+        Use use, uint32_t ticket,
     ) except -1:
-        """Makes the slot show the blocks, each the child of the one before, until it is full."""
+        """Makes the slot show the blocks from `known` on, each the child of the one before."""
         cdef Index *index = &self.index
+        cdef const uint64_t *blocks = chain.hashes
+        cdef Py_ssize_t count = chain.count, steady = chain.steady
         cdef uint64_t mix
         cdef uint32_t at
         cdef Node *before = node_of(pod, above)
         cdef Node *node
         cdef Place place
         cdef Py_ssize_t i
+        cdef int level
         cdef bint new
-        for i in range(count if count < PREFETCH_AHEAD else PREFETCH_AHEAD):
+        for i in range(known, min(count, known + PREFETCH_AHEAD)):
             self.fetch(pod, blocks[i])
-        for i in range(count):
+        for i in range(known, count):
             if i + PREFETCH_AHEAD < count:
                 self.fetch(pod, blocks[i + PREFETCH_AHEAD])
             mix = mixed(blocks[i], index.secret)
             at = find(pod, blocks[i], mix, &place)
             new = at == 0
             if new:
-                if pod.count >= pod.capacity:
+                level = level_of(i, steady)
+                if pod.held + (<uint64_t>1 << level) > pod.capacity:
                     place.line = NULL
-                    if not self.make_room(slot, pod, above):
+                    if not self.make_room(slot, pod, above, level):
                         return 0
                 reserve(index, mix, slot)
-                at = new_node(pod, blocks[i], mix, &place)
+                at = new_node(pod, blocks[i], mix, level, &place)
                 node = node_of(pod, at)
             else:
                 node = node_of(pod, at)
@@ -1670,12 +1915,12 @@ cdef class NativePrefixRegistry:
         prefetch(line + 8)
         prefetch(line_of(table, home_of(mix, table.lines), 0))
 
-    cdef bint make_room(self, uint32_t slot, Mirror *pod, uint32_t above) noexcept:
+    cdef bint make_room(self, uint32_t slot, Mirror *pod, uint32_t above, int level) noexcept:
         """Evicts until one more block fits; False when only the path to `above` is left."""
-        cdef int i
+        cdef uint64_t i
         cdef uint32_t last
-        for i in range(EVICTIONS_PER_BLOCK):
-            if pod.count < pod.capacity:
+        for i in range(<uint64_t>EVICTIONS_PER_BLOCK << level):
+            if pod.held + (<uint64_t>1 << level) <= pod.capacity:
                 break
             last = node_of(pod, 0).ahead
             if last == 0 or last == above:

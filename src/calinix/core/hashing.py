@@ -26,6 +26,11 @@ state there is: hashing on from `seed=chain[k]` gives the rest of the same chain
 
 A block is `block_bytes` bytes, or `block_words` words joined by one space (a word holds no
 whitespace, so no two lists of words give the same bytes). Only full blocks count.
+
+Blocks may grow with depth: with `steady` > 0 the first `steady` blocks are of width 1 (that is,
+`block_bytes`), the next steady / 2 of width 2, the next steady / 2 of width 4, and so on, so that
+each group reaches as far again as all before it. A block is then never wider than 2 / steady of
+what it ends, and a prompt of any length has few blocks. Depths are counted in widths.
 """
 
 from __future__ import annotations
@@ -51,13 +56,14 @@ _U64 = npt.NDArray[np.uint64]
 class Chain:
     """An immutable sequence of chain hashes, one per full block: u64, never 0."""
 
-    __slots__ = ("_hashes",)
+    __slots__ = ("_hashes", "_steady")
     _hashes: tuple[int, ...]
+    _steady: int
 
     @classmethod
-    def of(cls, hashes: Iterable[int]) -> Chain:
+    def of(cls, hashes: Iterable[int], steady: int = 0) -> Chain:
         """The chain of these hashes. Raises ValueError for 0 and for what is no u64."""
-        return _chain(tuple(checked_hash(value) for value in hashes))
+        return _chain(tuple(checked_hash(value) for value in hashes), _checked_steady(steady))
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -71,7 +77,7 @@ class Chain:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Chain):
             return NotImplemented
-        return self._hashes == other._hashes
+        return self._hashes == other._hashes and self._steady == other._steady
 
     def __hash__(self) -> int:
         return hash(self._hashes)
@@ -81,13 +87,48 @@ class Chain:
 
     def head(self, blocks: int) -> Chain:
         """The chain of the first `blocks` blocks (all of it when it is no longer than that)."""
-        return self if blocks >= len(self) else _chain(self._hashes[: max(blocks, 0)])
+        if blocks >= len(self):
+            return self
+        return _chain(self._hashes[: max(blocks, 0)], self._steady)
+
+    @property
+    def steady(self) -> int:
+        """How many blocks there are before they grow; 0: they never do."""
+        return self._steady
+
+    def depth(self, blocks: int | None = None) -> int:
+        """What the first `blocks` blocks (by default all) cover, in widths."""
+        return depth_of(len(self) if blocks is None else blocks, self._steady)
 
 
-def _chain(hashes: tuple[int, ...]) -> Chain:
+def _chain(hashes: tuple[int, ...], steady: int = 0) -> Chain:
     chain = Chain()
     chain._hashes = hashes  # noqa: SLF001  the maker of chains
+    chain._steady = steady  # noqa: SLF001
     return chain
+
+
+def width_of(position: int, steady: int) -> int:
+    """The width of the block at `position`, from 0; `steady` 0: all are of width 1."""
+    over = position - steady
+    return 1 if not steady or over < 0 else 2 << (over // (steady // 2))
+
+
+def depth_of(blocks: int, steady: int) -> int:
+    """The widths of that many leading blocks, together."""
+    over = blocks - steady
+    if not steady or over <= 0:
+        return blocks
+    level, rest = divmod(over, steady // 2)
+    return (steady << level) + (rest * 2 << level)
+
+
+def blocks_in(depth: int, steady: int) -> int:
+    """How many leading blocks fit into that many widths."""
+    if not steady or depth <= steady:
+        return depth
+    level = (depth // steady).bit_length() - 1
+    return steady + level * (steady // 2) + ((depth - (steady << level)) >> (level + 1))
 
 
 def checked_hash(value: int) -> int:
@@ -136,23 +177,35 @@ def seed_of(namespace: bytes) -> int:
     return step(OFFSET, digest(_checked_bytes(namespace))) or OFFSET
 
 
-def hash_bytes(seed: int, data: bytes, block_bytes: int, limit_blocks: int = LIMIT_BLOCKS) -> Chain:
+def hash_bytes(
+    seed: int, data: bytes, block_bytes: int, limit_blocks: int = LIMIT_BLOCKS, steady: int = 0
+) -> Chain:
     """The chain over the full blocks of `data`, `block_bytes` bytes each, at most `limit_blocks`.
 
     Token ids are hashed as little-endian u32 with `block_bytes` = 4 x tokens per block.
-    Raises ValueError for a block size below 1, a negative limit, a seed that is no u64.
+    `steady`, an even number, lets blocks grow behind so many (see above); 0: all are alike.
+    Raises ValueError for a block size below 1, a negative limit, a seed that is no u64, an odd
+    or negative `steady`.
     """
     state = checked_seed(seed)
     data = _checked_bytes(data)
-    blocks = min(len(data) // _checked_block(block_bytes), _checked_limit(limit_blocks))
+    steady = _checked_steady(steady)
+    depth = len(data) // _checked_block(block_bytes)
+    blocks = min(blocks_in(depth, steady), _checked_limit(limit_blocks))
     hashes: list[int] = []
-    batch = max(1, _BATCH_BYTES // block_bytes)
-    for first in range(0, blocks, batch):
-        part = data[first * block_bytes : min(first + batch, blocks) * block_bytes]
-        for value in _digests(part, block_bytes).tolist():
+    start = 0
+    while len(hashes) < blocks:
+        size = block_bytes * width_of(len(hashes), steady)
+        alike = blocks - len(hashes)
+        if steady:
+            over = len(hashes) - steady
+            alike = min(alike, -over if over < 0 else steady // 2 - over % (steady // 2))
+        part = data[start : start + size * min(alike, max(1, _BATCH_BYTES // size))]
+        start += len(part)
+        for value in _digests(part, size).tolist():
             state = step(state, value) or OFFSET
             hashes.append(state)
-    return _chain(tuple(hashes))
+    return _chain(tuple(hashes), steady)
 
 
 def hash_words(seed: int, data: bytes, block_words: int, limit_blocks: int = LIMIT_BLOCKS) -> Chain:
@@ -209,6 +262,12 @@ def _checked_block(size: int) -> int:
     if index(size) < 1:
         raise ValueError(f"a block holds at least 1, not {size}")
     return size
+
+
+def _checked_steady(steady: int) -> int:
+    if index(steady) < 0 or steady % 2:
+        raise ValueError(f"steady must be even and not negative: {steady}")
+    return steady
 
 
 def _checked_limit(limit_blocks: int) -> int:

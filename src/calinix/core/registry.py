@@ -11,6 +11,9 @@ the path from the used block up to the root to the front, last block first, and 
 linked right behind its parent. So a parent is always ahead of its children, and whatever is
 last in the list has none: eviction takes leaves.
 
+Depths, capacities and what a slot holds are counted in widths (`Chain.depth`): where blocks grow
+along a chain, a later one stands for several of the first.
+
 A block made at routing time is speculative under the ticket of its request until an answer
 (`confirm`) or an event (`stored`) says that it is there. Events count copies, since engines
 publish a block twice when two copies of it exist.
@@ -27,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calinix.core.columns import Slots, Values
-from calinix.core.hashing import Chain, checked_hash
+from calinix.core.hashing import Chain, checked_hash, width_of
 from calinix.core.index import ShardedIndex
 
 MAX_SLOTS: Final = 4096
@@ -35,12 +38,12 @@ MAX_SHARDS: Final = 65536
 MAX_CAPACITY: Final = (1 << 31) - 1
 MAX_COPIES: Final = 0xFFFF
 EVICTIONS_PER_BLOCK: Final = 4
-"""While a slot is over its capacity, each block that it gains evicts up to this many."""
+"""While a slot is over its capacity, each block that it gains evicts up to this many per width."""
 EVICTIONS_AT_ONCE: Final = 4096
 """How many blocks a smaller capacity evicts at once; later stores do the rest."""
 
-BlockState = tuple[int, int, int, int, bool, bool]
-"""(hash, parent or 0, ticket, copies, speculative, hidden): one block of `PrefixRegistry.dump`."""
+BlockState = tuple[int, int, int, int, bool, bool, int]
+"""(hash, parent or 0, ticket, copies, speculative, hidden, width): one block of a `dump`."""
 
 
 class _Block:
@@ -48,11 +51,12 @@ class _Block:
 
     __slots__ = (
         "ahead", "behind", "children", "copies", "hash", "hidden", "parent", "speculative",
-        "ticket",
+        "ticket", "width",
     )  # fmt: skip
 
-    def __init__(self, block: int):
+    def __init__(self, block: int, width: int):
         self.hash = block
+        self.width = width
         self.parent: _Block | None = None
         self.children: dict[int, _Block] = {}
         self.ahead: _Block = self
@@ -66,12 +70,13 @@ class _Block:
 class _Slot:
     """The mirror of one pod. `ring` closes the LRU list: behind it the newest block."""
 
-    __slots__ = ("blocks", "capacity", "ring")
+    __slots__ = ("blocks", "capacity", "held", "ring")
 
     def __init__(self, capacity: int):
         self.capacity = capacity
+        self.held = 0
         self.blocks: dict[int, _Block] = {}
-        self.ring = _Block(0)
+        self.ring = _Block(0, 0)
 
     def link(self, block: _Block, ahead: _Block) -> None:
         """Puts `block` right behind `ahead` in the LRU list."""
@@ -122,7 +127,7 @@ class PrefixRegistry:
         pod = self._open(slot)
         pod.capacity = _checked_capacity(capacity_blocks)
         for _ in range(EVICTIONS_AT_ONCE):
-            if len(pod.blocks) <= pod.capacity:
+            if pod.held <= pod.capacity:
                 break
             self._delete(slot, pod, pod.ring.ahead)
 
@@ -136,8 +141,8 @@ class PrefixRegistry:
         return self._slots[self._checked_slot(slot)] is not None
 
     def blocks(self, slot: int) -> int:
-        """How many blocks the slot holds, hidden ones included."""
-        return len(self._open(slot).blocks)
+        """How much the slot holds, in widths, hidden blocks included."""
+        return self._open(slot).held
 
     def sweep(self) -> bool:
         """Frees what closed and cleared slots left in one index shard; True: there is more.
@@ -149,7 +154,7 @@ class PrefixRegistry:
     def depths(
         self, chain: Chain, slots: npt.NDArray[np.int32], out: npt.NDArray[np.float64]
     ) -> int:
-        """Writes into `out[i]` how many leading blocks `slots[i]` holds; returns the largest.
+        """Writes into `out[i]` how deep `slots[i]` holds the chain; returns the largest.
 
         `slots` int32 and `out` float64, of the same length, one dimension each.
         """
@@ -162,28 +167,29 @@ class PrefixRegistry:
         for slot in slots.tolist():
             self._open(slot)
             candidates |= 1 << slot
-        groups = self._index.match(list(chain), candidates)
+        groups = self.match(chain, candidates)
         for i, slot in enumerate(slots.tolist()):
             out[i] = next(depth for depth, members in groups if members >> slot & 1)
         return max((depth for depth, _ in groups), default=0)
 
     def held(self, chain: Chain, slots: Slots) -> tuple[Values | None, int]:
-        """(leading blocks that each slot holds, the largest of these); (None, 0): none at all."""
+        """(how deep each slot holds the chain, the largest of these); (None, 0): none at all."""
         found = array("d", bytes(8 * len(slots)))
         deepest = self.depths(chain, np.asarray(slots), np.asarray(found))
         return (found, deepest) if deepest else (None, 0)
 
     def match(self, chain: Chain, candidates: int) -> list[tuple[int, int]]:
-        """Groups (depth in blocks, bitmap of slots), deepest first, depth 0 included.
+        """Groups (depth, bitmap of slots), deepest first, depth 0 included.
 
         Together they are `candidates`; a slot that is not open holds nothing.
         """
         if not 0 <= index(candidates) < 1 << len(self._slots):
             raise ValueError(f"candidates outside of {len(self._slots)} slots")
-        return self._index.match(list(_checked_chain(chain)), index(candidates))
+        groups = self._index.match(list(_checked_chain(chain)), index(candidates))
+        return [(chain.depth(blocks), slots) for blocks, slots in groups]
 
     def route(self, slot: int, chain: Chain, ticket: int) -> int:
-        """The request with this ticket was sent to `slot`; returns the blocks already there.
+        """The request with this ticket was sent to `slot`; returns how deep it was held there.
 
         What is there is used, what is missing is stored as speculative under `ticket`; a
         speculative block that is used again goes over to the newer ticket. Beyond the capacity
@@ -198,7 +204,7 @@ class PrefixRegistry:
             if block.speculative:
                 block.ticket = ticket
 
-        return self._use(slot, pod, list(_checked_chain(chain)), own)
+        return self._use(slot, pod, _checked_chain(chain), own)
 
     def confirm(self, slot: int, chain: Chain) -> None:
         """The prompt is prefilled on `slot`: all blocks are there, and no longer speculative."""
@@ -207,7 +213,7 @@ class PrefixRegistry:
         def settle(block: _Block, new: bool) -> None:  # noqa: ARG001  same shape as route's
             block.speculative = False
 
-        self._use(slot, pod, list(_checked_chain(chain)), settle)
+        self._use(slot, pod, _checked_chain(chain), settle)
 
     def withdraw(self, slot: int, chain: Chain, ticket: int) -> None:
         """The request never got there: what is still speculative under its ticket goes."""
@@ -246,7 +252,7 @@ class PrefixRegistry:
 
         for value in values[:known]:
             count(pod.blocks[value], False)
-        self._store(slot, pod, above, values[known:], count)
+        self._store(slot, pod, above, [(value, 1) for value in values[known:]], count)
         return True
 
     def removed(self, slot: int, blocks: Sequence[int] | Chain) -> None:
@@ -280,23 +286,25 @@ class PrefixRegistry:
         while block is not pod.ring:
             parent = block.parent.hash if block.parent is not None else 0
             states.append(
-                (block.hash, parent, block.ticket, block.copies, block.speculative, block.hidden)
-            )
+                (block.hash, parent, block.ticket, block.copies, block.speculative, block.hidden,
+                 block.width)
+            )  # fmt: skip
             block = block.behind
         return states
 
     def _use(
-        self, slot: int, pod: _Slot, chain: list[int], mark: Callable[[_Block, bool], None]
+        self, slot: int, pod: _Slot, chain: Chain, mark: Callable[[_Block, bool], None]
     ) -> int:
         """Touches what `slot` shows of `chain` and stores the rest; marks all of it."""
-        ((depth, _),) = self._index.match(chain, 1 << slot)
+        ((known, _),) = self._index.match(list(chain), 1 << slot)
         above: _Block | None = None
-        if depth:
-            above = pod.blocks[chain[depth - 1]]
+        if known:
+            above = pod.blocks[chain[known - 1]]
             for block in self._touch(pod, above):
                 mark(block, False)
-        self._store(slot, pod, above, chain[depth:], mark)
-        return depth
+        rest = [(chain[i], width_of(i, chain.steady)) for i in range(known, len(chain))]
+        self._store(slot, pod, above, rest, mark)
+        return chain.depth(known)
 
     def _touch(self, pod: _Slot, last: _Block) -> list[_Block]:
         """Moves the path from `last` up to the root to the front, `last` first; returns it."""
@@ -314,17 +322,18 @@ class PrefixRegistry:
         slot: int,
         pod: _Slot,
         above: _Block | None,
-        values: list[int],
+        values: list[tuple[int, int]],
         mark: Callable[[_Block, bool], None],
     ) -> None:
-        """Makes the slot show `values`, each the child of the one before, until it is full."""
-        for value in values:
+        """Makes the slot show (hash, width) each as the child of the one before, until full."""
+        for value, width in values:
             block = pod.blocks.get(value)
             new = block is None
             if block is None:
-                if not self._make_room(slot, pod, above):
+                if not self._make_room(slot, pod, above, width):
                     return
-                block = pod.blocks[value] = _Block(value)
+                block = pod.blocks[value] = _Block(value, width)
+                pod.held += width
             elif block.hidden:
                 pod.unlink(block)
                 block.hidden = False
@@ -341,10 +350,10 @@ class PrefixRegistry:
             mark(block, new)
             above = block
 
-    def _make_room(self, slot: int, pod: _Slot, above: _Block | None) -> bool:
+    def _make_room(self, slot: int, pod: _Slot, above: _Block | None, width: int) -> bool:
         """Evicts until one more block fits; False when only the path to `above` is left."""
-        for _ in range(EVICTIONS_PER_BLOCK):
-            if len(pod.blocks) < pod.capacity:
+        for _ in range(EVICTIONS_PER_BLOCK * width):
+            if pod.held + width <= pod.capacity:
                 break
             last = pod.ring.ahead
             if last is pod.ring or last is above:
@@ -359,6 +368,7 @@ class PrefixRegistry:
         if not block.hidden:
             self._index.discard(block.hash, slot)
         pod.unlink(block)
+        pod.held -= block.width
         del pod.blocks[block.hash]
         below = list(block.children.values())
         while below:
