@@ -18,6 +18,8 @@ ROUTE_POLICY = b"x-calinix-route-policy"
 
 DATA_PARALLEL_RANK = b"x-data-parallel-rank"
 """vLLM's rank selector. A client that sets it would steer an engine past the router."""
+OVERRIDE_PREFIX = b"x-override-"
+"""SGLang lets these replace fields of the body: the KV transfer's room, host and port, the rank."""
 
 HOP_BY_HOP = frozenset(
     {

@@ -46,6 +46,7 @@ STEERING = {
     "twice": b'"kv_transfer_params":1,"kv_transfer_params":{"remote_host":"evil"}',
     "ec": b'"ec_transfer_params":{"remote_host":"evil"}',
     "bootstrap": b'"bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":2',
+    "ranks": b'"routed_dp_rank":7,"disagg_prefill_dp_rank":7,"data_parallel_rank":"evil"',
     "bootstrap-unknown": b'"bootstrap_of_tomorrow":"evil"',
     "extra-arguments": b'"vllm_xargs":{"kv_transfer_params":{"remote_host":"evil"},"kept":1}',
     "extra-arguments-escaped": rb'"vllm\u005fxargs":{"bootstrap\u005fhost":"evil","kept":1}',

@@ -10,7 +10,16 @@ from msgspec import UNSET, Raw, UnsetType
 Maybe = Raw | UnsetType
 TokenOrText = str | list[int | str | list[int]] | None
 
-TRANSFER_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params"})
+TRANSFER_FIELDS = frozenset(
+    {
+        "kv_transfer_params",
+        "ec_transfer_params",
+        # SGLang: which rank has the prompt's KV. A wrong one leaves a decode pod waiting.
+        "routed_dp_rank",
+        "disagg_prefill_dp_rank",
+        "data_parallel_rank",
+    }
+)
 TRANSFER_PREFIX = "bootstrap_"
 
 

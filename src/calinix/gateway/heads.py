@@ -28,6 +28,7 @@ _NEVER_TO_PODS = h.HOP_BY_HOP | {
     h.REQUEST_ID,
     h.DATA_PARALLEL_RANK,
 }
+_STEERING_PREFIXES = (h.CALINIX_PREFIX, h.OVERRIDE_PREFIX)
 
 _NEVER_TO_CLIENTS = h.HOP_BY_HOP | {b"content-length", h.REQUEST_ID}
 
@@ -114,7 +115,7 @@ def _without_named_by_connection(
 
 
 def _is_ours(name: bytes) -> bool:
-    return name in _NEVER_TO_PODS or name.startswith(h.CALINIX_PREFIX)
+    return name in _NEVER_TO_PODS or name.startswith(_STEERING_PREFIXES)
 
 
 def client_lines(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bool]:
@@ -130,7 +131,7 @@ def client_lines(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bool]:
             if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
                 return client_lines(_without_named_by_connection(headers))
             continue
-        if name.startswith(h.CALINIX_PREFIX):
+        if name.startswith(_STEERING_PREFIXES):
             continue
         if b"_" in name and _is_ours(name.replace(b"_", b"-")):
             continue  # servers after CGI's manner take the two for one
