@@ -18,9 +18,11 @@ from msgspec.structs import replace
 from calinix.config import Config, Limits, load_config
 from calinix.config import Gateway as GatewayConfig
 from calinix.core.kv import COMPILED
+from calinix.core.recorded import RecordedRouter
 from calinix.core.router import Router
 from calinix.edge.health import Prober
 from calinix.edge.http_server import HttpServer
+from calinix.edge.journal import Journal
 from calinix.edge.tls import client_ssl_context, server_ssl_context
 from calinix.errors import ConfigError
 from calinix.gateway.admin import AdminHandler
@@ -42,13 +44,15 @@ _FIXED_GATEWAY_KEYS = (
 class App:
     """One gateway process: its two ports, its probes, its signals."""
 
-    def __init__(self, config: Config, config_path: Path | None = None):
+    def __init__(
+        self, config: Config, config_path: Path | None = None, journal: Path | None = None
+    ):
         self.config = config
         self.config_path = config_path
         loop = asyncio.get_running_loop()
         self._loop = loop
-        # No secret depends on these numbers: they only spread load.
-        self.router = Router(config, random.Random(config.gateway.seed))
+        self._journal: Journal | None = None
+        self.router = self._new_router(config, journal)
         # Apart, since probes draw at any time: `seed` would not repeat what the router draws.
         self._jitter = random.Random()
         self.telemetry = Telemetry(config, self.router)
@@ -58,6 +62,14 @@ class App:
         self._tls = server_ssl_context(config.gateway.tls) if config.gateway.tls else None
         self.server = HttpServer(self.gateway, loop, config.gateway.limits, config.gateway.timeouts)
         self.admin: HttpServer | None = None
+
+    def _new_router(self, config: Config, journal: Path | None) -> Router:
+        opened = Journal.open(config, journal)
+        if opened is None:
+            # No secret depends on these numbers: they only spread load.
+            return Router(config, random.Random(config.gateway.seed))
+        self._journal, rng = opened
+        return RecordedRouter(config, rng, self._journal)
 
     @property
     def base_url(self) -> str:
@@ -158,6 +170,8 @@ class App:
         if self.admin is not None:
             await self.admin.drain(1.0)
         self.gateway.stop()
+        if self._journal is not None:
+            self._journal.close()
         self.telemetry.close()
         log.info("stopped")
 
@@ -235,8 +249,8 @@ async def running_gateway(config: Config, config_path: Path | None = None) -> As
         await app.stop()
 
 
-async def _serve(config: Config, config_path: Path) -> None:
-    app = App(config, config_path)
+async def _serve(config: Config, config_path: Path, journal: Path | None) -> None:
+    app = App(config, config_path, journal)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -262,8 +276,11 @@ def _settle_garbage_collector() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-def serve(config_path: Path) -> None:
-    """Runs a gateway until SIGTERM or SIGINT. Raises ConfigError."""
+def serve(config_path: Path, journal: Path | None = None) -> None:
+    """Runs a gateway until SIGTERM or SIGINT; `journal` goes before `log.journalFile`.
+
+    Raises ConfigError.
+    """
     config = load_config(config_path)
     configure_logging(config.log)
-    uvloop.run(_serve(config, config_path))
+    uvloop.run(_serve(config, config_path, journal))

@@ -12,6 +12,7 @@ from calinix import __version__
 from calinix.cli_check import check
 from calinix.cli_demo import demo
 from calinix.cli_explain import explain
+from calinix.cli_replay import replay
 from calinix.errors import ConfigError
 from calinix.sim.commands import LOAD_NOTES, MOCK_POD_NOTES, load_command, mock_pod_command
 
@@ -44,6 +45,9 @@ def root(
 @app.command()
 def serve(
     config: Annotated[Path, typer.Argument(help="The YAML file.")] = Path("config.yaml"),
+    journal: Annotated[
+        Path | None, typer.Option(help="Keep a journal there for `calinix replay`; holds prompts.")
+    ] = None,
 ) -> None:
     """Run the gateway.
 
@@ -57,12 +61,13 @@ def serve(
     """
     from calinix.app import serve as run  # noqa: PLC0415  other commands need none of it
 
-    run(config)
+    run(config, journal)
 
 
 app.command("check")(check)
 app.command("demo")(demo)
 app.command("explain")(explain)
+app.command("replay")(replay)
 app.command("mock-pod", epilog=MOCK_POD_NOTES)(mock_pod_command)
 app.command("load", epilog=LOAD_NOTES)(load_command)
 

@@ -292,6 +292,11 @@ class Log(Base, frozen=True):
     """One JSON line for every finished request."""
     requests_file: FileName | None = None
     """File that request lines are appended to; by default standard output."""
+    journal_file: FileName | None = None
+    """File for a journal of every routing call, prompts included, that `calinix replay` reads; by
+    default none is kept. The one of the process before goes on under this name with `.1` behind."""
+    journal_max_bytes: PositiveInt = 1_073_741_824
+    """Size at which the journal ends."""
 
 
 class Labels(Base, frozen=True):
