@@ -116,6 +116,21 @@ class Prompt:
 _NO_PROMPT = Prompt(_EMPTY, 0, _NO_NAMESPACE, 0.0)
 
 
+def token_seed(model: str, tenant: bytes, token_block: int) -> int:
+    """First state of chains over token ids, `token_block` of them per block.
+
+    Whoever hashes token ids (prompts that are some, exact tokenizers, the pods' KV events) has
+    to begin here to meet the same blocks. `tenant` is the cache salt.
+    """
+    return _seed(model, tenant, b"tokens:%d" % token_block)
+
+
+def _seed(model: str, tenant: bytes, tag: bytes) -> int:
+    # Lengths first, so that no two namespaces give the same bytes.
+    name = model.encode("utf-8", "surrogatepass")
+    return seed_of(b"%d:%b%d:%b%b" % (len(name), name, len(tenant), tenant, tag))
+
+
 class Preparer:
     """Prepares prompts, and learns how large they really were. Its tables are bounded."""
 
@@ -219,10 +234,10 @@ class Preparer:
         model, tenant, is_tokens = key
         if len(self._namespaces) >= _MAX_NAMESPACES:
             self._namespaces.clear()
-        tag = b"tokens:%d" % self._token_block if is_tokens else self._tag
-        # Lengths first, so that no two namespaces give the same bytes.
-        name = model.encode("utf-8", "surrogatepass")
-        seed = seed_of(b"%d:%b%d:%b%b" % (len(name), name, len(tenant), tenant, tag))
+        if is_tokens:
+            seed = token_seed(model, tenant, self._token_block)
+        else:
+            seed = _seed(model, tenant, self._tag)
         ratio = None if is_tokens else self._ratio(model)
         found = self._namespaces[key] = Namespace(seed, f"{seed:016x}", ratio)
         return found
