@@ -35,18 +35,24 @@ class Block:
 
 
 class KvBlocks:
-    """A fixed number of blocks. Numbers start at 1: engines keep block 0 for themselves."""
+    """A fixed number of blocks. Numbers start at 1: engines keep block 0 for themselves.
 
-    def __init__(self, capacity: int):
+    Jobs can hold all of them, or at most `room`: what is more is a second tier (host memory)
+    that only keeps what is cached.
+    """
+
+    def __init__(self, capacity: int, room: int | None = None):
         self.capacity = capacity
-        self._numbers = list(range(capacity, 0, -1))
+        self.room = capacity if room is None else min(room, capacity)
+        self._fresh = 0
+        self._numbers: list[int] = []
         self._known: dict[int, Block] = {}
         self._unpinned: dict[int, Block] = {}
 
     @property
     def used(self) -> int:
         """Blocks that some job holds."""
-        return self.capacity - len(self._numbers) - len(self._unpinned)
+        return self._fresh - len(self._numbers) - len(self._unpinned)
 
     @property
     def cached(self) -> int:
@@ -65,10 +71,11 @@ class KvBlocks:
 
         Returns them and the number of hits, or None (and nothing changed) when there is no room.
         """
-        hits = [self._known[chain_hash] for chain_hash in chain[: self.match(chain)]]
+        known = self._known
+        hits = [known[chain_hash] for chain_hash in chain[: self.match(chain)]]
         fresh = count - len(hits)
-        unpinned_hits = sum(block.pins == 0 for block in hits)
-        if fresh > len(self._numbers) + len(self._unpinned) - unpinned_hits:
+        unpinned_hits = sum([block.pins == 0 for block in hits])
+        if self.used + fresh + unpinned_hits > self.room:
             return None
         for block in hits:
             if block.pins == 0:
@@ -108,6 +115,9 @@ class KvBlocks:
     def _take_number(self) -> int:
         if self._numbers:
             return self._numbers.pop()
+        if self._fresh < self.capacity:
+            self._fresh += 1
+            return self._fresh
         oldest = next(iter(self._unpinned))
         self._known.pop(oldest)
         return self._unpinned.pop(oldest).number

@@ -236,7 +236,7 @@ class MockPod:
     def step(self, now: float) -> None:
         """Lets happen what is to happen by now, and sets the timer for what is next."""
         model = self.model
-        model.slow_factor = self.faults.slow_factor(now)
+        model.slow_down(self.faults.slow_factor(now), now)
         for request_id in self.handles.expire(now):
             model.release(request_id, now)
         for step in model.advance(now):
