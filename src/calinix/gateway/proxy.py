@@ -29,7 +29,8 @@ from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer, strip_
 from calinix.engines.protocols import exchange_for
 from calinix.engines.usage import Usage, read_usage
 from calinix.gateway.heads import ClientHead, plan_lines, request_head, response_lines
-from calinix.telemetry import RequestRecord
+from calinix.gateway.records import record_of
+from calinix.gateway.sides import FAILURES, SideLeg, error_of
 
 if TYPE_CHECKING:
     from calinix.gateway.server import Gateway
@@ -37,20 +38,6 @@ if TYPE_CHECKING:
 _MAX_MODEL_CHARS = 1024
 _MAX_KEY_BYTES = 128
 """Tables are bounded in entries, so what clients choose as keys has to be short."""
-
-# The answer of a leg that does not answer the client: transfer handles, never a text of note.
-_MAX_SIDE_ANSWER_BYTES = 16 * 1024 * 1024
-
-_FAILURES = {
-    UpstreamFailure.CONNECT: Failure.CONNECT,
-    # The gateway's own want: no sign of illness either.
-    UpstreamFailure.NO_SOCKET: Failure.CANCELLED,
-    # A kept connection that the pod had closed in its own time: no sign of illness.
-    UpstreamFailure.REUSED_CLOSED: Failure.CANCELLED,
-    UpstreamFailure.CLOSED: Failure.CLOSED,
-    UpstreamFailure.BROKEN: Failure.BROKEN,
-    UpstreamFailure.PROTOCOL: Failure.CLOSED,
-}
 
 _BEFORE_SENDING = frozenset({UpstreamFailure.CONNECT, UpstreamFailure.NO_SOCKET})
 
@@ -73,49 +60,6 @@ NEVER = float("inf")
 def _short_key(key: bytes) -> bytes:
     """In the place of a long key: keys that differ stay different."""
     return b"sha256:" + hashlib.sha256(key).hexdigest().encode()
-
-
-def _kind_of(failure: UpstreamFailure) -> Callable[[str], errors.HttpError]:
-    """The error of a client whose pod is lost."""
-    return _no_socket if failure is UpstreamFailure.NO_SOCKET else errors.BadGateway
-
-
-def _no_socket(message: str) -> errors.HttpError:
-    return errors.NoPod(message, code="out_of_sockets", retry_after_s=1)
-
-
-class SideLeg:
-    """Listens to a leg that does not answer the client, and keeps its whole answer."""
-
-    __slots__ = ("call", "flight", "head", "leg", "pieces", "size_bytes")
-
-    def __init__(self, flight: Flight, leg: Leg):
-        self.flight = flight
-        self.leg = leg
-        self.call: UpstreamCall | None = None
-        self.head: ResponseHead | None = None
-        self.pieces: list[bytes] = []
-        self.size_bytes = 0
-
-    def on_head(self, head: ResponseHead) -> None:
-        """The status, and what the body is."""
-        self.head = head
-
-    def on_body(self, body: bytes, wire: bytes | None, last: bool) -> None:  # noqa: ARG002
-        """A piece of the answer; the last one hands it to the flight."""
-        self.size_bytes += len(body)
-        if self.size_bytes > _MAX_SIDE_ANSWER_BYTES:
-            self.flight.on_side_failed(self, Failure.CLOSED, "its answer is too large")
-            return
-        self.pieces.append(body)
-        if last:
-            self.flight.on_side_answered(self, b"".join(self.pieces))
-
-    def on_failure(self, failure: UpstreamFailure, detail: str) -> None:
-        """No answer."""
-        reused = failure is UpstreamFailure.REUSED_CLOSED
-        kind = _kind_of(failure)
-        self.flight.on_side_failed(self, _FAILURES[failure], detail, may_stay=reused, kind=kind)
 
 
 class Flight:
@@ -448,7 +392,7 @@ class Flight:
         """The answering pod is lost; whether another may be tried is design's retry rule."""
         leg = self.answer_leg
         assert leg is not None
-        core_failure = _FAILURES[failure]
+        core_failure = FAILURES[failure]
         reused = failure is UpstreamFailure.REUSED_CLOSED
         cannot_have_begun = reused or failure in _BEFORE_SENDING
         if cannot_have_begun and self._retry(
@@ -456,7 +400,7 @@ class Flight:
         ):
             return
         self._lose(leg.role, core_failure, 0)
-        self._fail(_kind_of(failure)(f"the pod failed: {detail}"))
+        self._fail(error_of(failure)(f"the pod failed: {detail}"))
 
     def _succeed(self) -> None:
         usage = read_usage(self.tail[0] + self.tail[1])
@@ -632,41 +576,6 @@ class Flight:
         self.done = True
         gateway = self.gateway
         gateway.flights.discard(self)
-        gateway.telemetry.finish(self._record(error, usage))
+        gateway.telemetry.finish(record_of(self, gateway.now(), error, usage))
         if len(gateway.waiting):
             gateway.wake_soon()
-
-    def _record(self, error: str, usage: Usage | None) -> RequestRecord:
-        now = self.gateway.now()
-        plan = self.plan
-        received_s = self.request.received_at
-        first_s = self.first_token_s
-        return RequestRecord(
-            request_id=self.route_request.request_id,
-            endpoint=self.client.label,
-            mode=plan.mode if plan else (self.route_request.mode or ""),
-            strategy=plan.strategy if plan else "",
-            model=self.parsed.model,
-            status=self.status,
-            pod_id=plan.pod.id if plan else "",
-            prefill_pod_id=plan.prefill.id if plan and plan.prefill else "",
-            e2e_us=int((now - received_s) * 1e6),
-            ttft_us=int((first_s - received_s) * 1e6) if first_s else None,
-            itl_us=(
-                int((self.last_token_s - first_s) * 1e6 / (self.chunks - 1))
-                if first_s and self.chunks > 1
-                else None
-            ),
-            decision_us=int(self.decision_s * 1e6),
-            prompt_blocks=plan.prompt_blocks if plan else 0,
-            cached_blocks=plan.cached_blocks if plan else 0,
-            predicted_cached_tokens=plan.predicted_cached_tokens if plan else None,
-            prompt_tokens=usage.prompt_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
-            output_tokens=usage.output_tokens if usage else None,
-            chunks=self.chunks,
-            retries=self.retries,
-            retry_reason=self.retry_reason,
-            error=error,
-            bytes_out=self.written_bytes,
-        )
