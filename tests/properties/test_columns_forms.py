@@ -47,11 +47,44 @@ def test_decisions_agree(members: set[int], data: st.DataObject) -> None:
     )
 
 
+@given(MEMBERS, st.data())
+def test_costs_agree(members: set[int], data: st.DataObject) -> None:
+    """Backlogs, prefills, token times, turns, draws and near ties: equal to the last bit."""
+    slots = columns.slots_of(sum(1 << slot for slot in members))
+    draw, count = data.draw, len(slots)
+    sizes = st.sampled_from([0.0, 0.1, 1 / 3, 1.0, 17.0, 4096.0, 123456.0])
+    whole = st.lists(sizes, min_size=256, max_size=256).map(lambda some: array("d", some))
+    own = st.lists(sizes, min_size=count, max_size=count).map(lambda some: array("d", some))
+    work, paces, values = draw(whole), draw(whole), draw(own)
+    more = draw(st.none() | whole)
+    assert kv.look(work, slots, more) == columns.look(work, slots, more)
+    assert kv.backlog_s(work, paces, slots, 0.3, more) == columns.backlog_s(
+        work, paces, slots, 0.3, more
+    )
+    depths = draw(st.none() | own)
+    prompt = (draw(sizes), 32.3, draw(sizes), draw(st.sampled_from([0.0, 1e-5])), 64.0)
+    assert kv.prefill_s(depths, paces, slots, 0.3, *prompt) == columns.prefill_s(
+        depths, paces, slots, 0.3, *prompt
+    )
+    model = (0.012, 2e-5, 2.5e-8, more)
+    assert kv.token_s(values, work, paces, slots, *model) == columns.token_s(
+        values, work, paces, slots, *model
+    )
+    chance = draw(st.floats(0.0, 1.0, exclude_max=True))
+    tie = (chance, draw(sizes), draw(sizes), draw(st.integers(-1, count - 1)))
+    assert kv.near_highest(values, values, *tie) == columns.near_highest(values, values, *tie)
+    turns = array("d", work), array("d", work)
+    assert kv.smooth_turn(turns[0], paces, slots) == columns.smooth_turn(turns[1], paces, slots)
+    assert turns[0] == turns[1]
+    without = draw(st.integers(-1, count - 1)) if count > 1 else -1
+    assert kv.drawn(work, slots, chance, without) == columns.drawn(work, slots, chance, without)
+
+
 SLOT, TOKENS = st.integers(0, 5), st.integers(0, 1000).map(float)
 STEP = st.one_of(
-    st.tuples(st.just("take"), SLOT, st.integers(-1, 5), TOKENS, TOKENS),
-    st.tuples(st.just("give_prefill"), SLOT, TOKENS, st.booleans()),
-    st.tuples(st.just("give"), SLOT, TOKENS, TOKENS),
+    st.tuples(st.just("take"), SLOT, st.integers(-1, 5), *[TOKENS] * 5),
+    st.tuples(st.just("give_prefill"), SLOT, TOKENS, st.booleans(), TOKENS),
+    st.tuples(st.just("give"), SLOT, *[TOKENS] * 5),
 )
 
 
@@ -65,7 +98,8 @@ def test_loads_agree(bounds: list[int], steps: list[tuple[Any, ...]]) -> None:
     for name, *arguments in steps:
         said = [getattr(loads, name)(*arguments) for loads in forms]
         assert said[0] == said[1]
-        for column in ("inflight", "prefill_tokens", "decode_tokens", "bounds"):
+        for column in ("inflight", "prefill_tokens", "decode_tokens", "bounds", "work", "context",
+                       "done", "busy_s", "busy_from"):  # fmt: skip
             assert getattr(forms[0], column) == getattr(forms[1], column)
 
 

@@ -1251,7 +1251,9 @@ def least_of_highest(scores, loads, double draw):
     return place
 
 
-def near_highest(scores, loads, double draw, double slack, Py_ssize_t favourite=-1):
+def near_highest(
+    scores, loads, double draw, double slack, double share, Py_ssize_t favourite=-1
+):
     """One of those near the top; see `calinix.core.columns.near_highest`."""
     cdef array.array values = doubles(scores), held = doubles(loads)
     cdef const double *value = values.data.as_doubles
@@ -1264,7 +1266,7 @@ def near_highest(scores, loads, double draw, double slack, Py_ssize_t favourite=
     for i in range(1, count):
         if value[i] > bound:
             bound = value[i]
-    bound -= slack
+    bound -= slack + share * (bound if bound >= 0.0 else -bound)
     if 0 <= favourite < count and value[favourite] >= bound:
         return favourite
     for i in range(count):
