@@ -28,8 +28,6 @@ from calinix.control.shares import bounded_weights
 
 HELD_PERIODS = 2
 """After a step that brought no weights the last ones are kept for so many periods."""
-STALE_PERIODS = 3.0
-"""A snapshot that is older says nothing of the present."""
 NO_SOLUTION = (Status.UNUSABLE,)
 MAX_RHYTHM_S = 5.0
 """Snapshots that come less often are not waited for."""
@@ -91,6 +89,8 @@ class PoolController:
         self._known: MpcState | None = None
         """Of the alive pods, as the last step saw it."""
         self._confidence = np.ones(0)
+        self._ahead = np.ones((1, 0))
+        """Weights of the alive pods over the horizon, one row where they are to stay."""
         self._steering = Steering.STARTING
         self._status: Status | None = None
         self._steps = self._fallbacks = self._without = 0
@@ -121,32 +121,38 @@ class PoolController:
         mask = np.zeros(self._slots, bool)
         mask[list(slots_alive)] = True
         alive = self._alive = mask.nonzero()[0]
-        rates = settled(service_rate[alive])
-        sure = np.ones(alive.size) if confidence is None else _unit(confidence[alive])
+        rates = settled(_of(service_rate, alive))
+        sure = np.ones(alive.size) if confidence is None else _unit(_of(confidence, alive))
         if confidence is not None and alive.size:
             mean = float((sure * rates).sum() / sure.sum()) if sure.any() else float(rates.mean())
             rates = sure * rates + (1.0 - sure) * mean
         known = MpcState(
-            settled(queue[alive]),
+            settled(_of(queue, alive)),
             rates,
             float(arrival_rate),
-            None if target is None else settled(target[alive]),
+            None if target is None else settled(_of(target, alive)),
         )
         self._known, self._confidence = known, sure
         periods = self._elapsed_periods(now)
         old = self._too_old(now, snapshot_s)
-        newcomers = ~self._was_alive[alive]
-        weights = None if old else self._solved(known, newcomers)
-        self._steps += 1
-        self._step_s = now
+        weights = None if old else self._solved(known, ~self._was_alive[alive])
         if weights is None:
-            weights = self._kept(alive, newcomers, periods, old)
+            weights = self._kept(periods, old=old)
         else:
             self._without, self._steering = 0, Steering.FRESH
-        every = np.ones(self._slots)
-        every[alive] = weights
-        self.weights = _frozen(every)
+        self._use(now, weights)
         self._was_alive = mask
+
+    def missed(self, now: float) -> None:
+        """A period passed and brought nothing: a solver elsewhere was late, or failed."""
+        self._use(now, self._kept(self._elapsed_periods(now), old=False))
+
+    def _use(self, now: float, weights: Floats) -> None:
+        self._steps += 1
+        self._step_s = now
+        every = np.ones(self._slots)
+        every[self._alive] = weights
+        self.weights = _frozen(every)
 
     def _solved(self, known: MpcState, newcomers: Mask) -> Floats | None:
         """Weights of the alive pods; None when there is no solution to trust."""
@@ -159,21 +165,24 @@ class PoolController:
                 known.arrival_rate * share,
                 None if known.target is None else known.target[veterans],
             )
-            weights = np.ones(newcomers.size)
         else:
             veterans = np.ones(newcomers.size, bool)
-            weights = np.ones(newcomers.size)
         found, self._status = self._mpc.decide(known)
         if self._status in NO_SOLUTION or not np.isfinite(found).all():
             return None
-        weights[veterans] = found[0] if found.ndim == 2 else found
-        return self._bounded(weights)
+        # The literal form's weights have any mean; only their quotients are meant.
+        rows = np.atleast_2d(found)
+        self._ahead = np.ones((len(rows), newcomers.size))
+        self._ahead[:, veterans] = rows / rows.mean(axis=1, keepdims=True)
+        self._ahead = np.array([self._bounded(row) for row in self._ahead])
+        first: Floats = self._ahead[0]
+        return first
 
-    def _kept(self, alive: Slots, newcomers: Mask, periods: float, old: bool) -> Floats:
+    def _kept(self, periods: float, *, old: bool) -> Floats:
         """The last weights, after some periods on their way to 1."""
         self._fallbacks += 1
         self._without += 1
-        weights = np.where(newcomers, 1.0, self.weights[alive])
+        weights = self.weights[self._alive]
         if old or self._without > HELD_PERIODS:
             self._steering = Steering.DECAYING
             weights = 1.0 + (weights - 1.0) * 0.5**periods
@@ -197,6 +206,8 @@ class PoolController:
 
         Where facts come every few seconds, a snapshot between two of them is not too old.
         """
+        if not math.isfinite(snapshot_s):
+            return True
         gap_s = snapshot_s - self._snapshot_s
         if gap_s > 0.0:
             if gap_s < math.inf:
@@ -205,7 +216,7 @@ class PoolController:
                 self._rhythm_s = max(learned_s, self.settings.dt_s)
             self._snapshot_s = snapshot_s
         age_s = now - snapshot_s
-        return not age_s <= STALE_PERIODS * self._rhythm_s * (1.0 + 1e-9)
+        return not age_s <= self.settings.stale_periods * self._rhythm_s * (1.0 + 1e-9)
 
     def predict(self) -> MpcSolution | None:
         """The trajectories of the alive pods under the weights in use, both of shape [H, n].
@@ -214,7 +225,8 @@ class PoolController:
         """
         if self._known is None or self._status is None:
             return None
-        return self._mpc.spread(self._known, self._known, self.weights[self._alive], self._status)
+        weights = self._ahead if self._steering is Steering.FRESH else self.weights[self._alive]
+        return self._mpc.spread(self._known, self._known, weights, self._status)
 
     def report(self, now: float) -> ControllerReport:
         """What people are shown."""
@@ -235,6 +247,12 @@ class PoolController:
             service_confidence=self._confidence.tolist(),
             arrival_rate=0.0 if known is None else known.arrival_rate,
         )
+
+
+def _of(values: Floats, slots: Slots) -> Floats:
+    """Of these slots, as doubles, whatever kind of array it was."""
+    found: Floats = np.asarray(values, np.float64)[slots]
+    return found
 
 
 def _unit(values: Floats) -> Floats:

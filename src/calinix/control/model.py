@@ -60,6 +60,9 @@ class MpcSettings(msgspec.Struct, frozen=True):
     """Price of (w - 1)^2 beside (q - target)^2, above 0."""
     mode: Mode = "convex"
     """`convex` decides shares; `literal` weights of which the shares are quotients."""
+    stale_periods: float = 3.0
+    """How many periods a snapshot may be old before the weights go back to 1. The period is dt, or
+    that of the snapshots where they come less often."""
 
     def __post_init__(self) -> None:
         ranges = {
@@ -69,6 +72,7 @@ class MpcSettings(msgspec.Struct, frozen=True):
             "weight_min": 0.0 < self.weight_min <= 1.0,
             "weight_max": 1.0 <= self.weight_max <= 1000.0,
             "regularisation": 0.0 < self.regularisation <= LARGEST,
+            "stale_periods": 1.0 <= self.stale_periods <= 1000.0,
             "mode": self.mode in ("convex", "literal"),
         }
         if wrong := [name for name, fits in ranges.items() if not fits]:

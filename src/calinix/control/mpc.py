@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from calinix.control.horizon import FullHorizon, SolverMissing
+from calinix.control.literal import literal_weights
 from calinix.control.model import (
     Floats,
     MpcSettings,
@@ -23,7 +25,15 @@ from calinix.control.model import (
 )
 from calinix.control.shares import blocked_weights, closed_form
 
-__all__ = ["MpcSettings", "MpcSolution", "MpcState", "QueueMPC", "Status", "closed_form"]
+__all__ = [
+    "MpcSettings",
+    "MpcSolution",
+    "MpcState",
+    "QueueMPC",
+    "SolverMissing",
+    "Status",
+    "closed_form",
+]
 
 
 class QueueMPC:
@@ -31,41 +41,69 @@ class QueueMPC:
 
     def __init__(self, settings: MpcSettings | None = None):
         self.settings = MpcSettings() if settings is None else settings
+        self._full: FullHorizon | None = None
+        self._last = np.ones((self.settings.horizon, 0))
+        """The literal form's last weights: where it starts from."""
 
-    def solve(self, state: MpcState) -> MpcSolution:
-        """Weight trajectory, queue trajectory, status: every weight finite, whatever the state.
+    def solve(self, state: MpcState, *, full: bool = False) -> MpcSolution:
+        """Weight trajectory, queue trajectory, status: every number finite, whatever the state.
+
+        In mode `convex` the weights are the closed form's, the same in every step; with `full`
+        each step has its own, by OSQP (milliseconds; by one thread at a time).
 
         Raises:
+            SolverMissing: `full`, and OSQP is not installed.
             ValueError: the arrays of the state differ in length.
         """
         known = usable(state)
-        weights, status = self.decide(known)
+        weights, status = self.decide(known, full=full)
         return self.spread(state, known, weights, status)
 
-    def decide(self, known: MpcState) -> tuple[Floats, Status]:
+    def decide(self, known: MpcState, *, full: bool = False) -> tuple[Floats, Status]:
         """Weights of a usable state, of shape [n] or [H, n], and how they came about."""
+        ones = np.ones(known.pods)
         if known.pods < 2:
-            return np.ones(known.pods), Status.ALONE
+            return ones, Status.ALONE
         if known.arrival_rate <= 0.0:
-            return np.ones(known.pods), Status.IDLE
-        if not np.isfinite(known.arrival_rate):
-            return np.ones(known.pods), Status.UNUSABLE
+            return ones, Status.IDLE
+        if not math.isfinite(known.arrival_rate):
+            return ones, Status.UNUSABLE
+        if full:
+            if self._full is None:
+                self._full = FullHorizon(self.settings)
+            return self._full.decide(known)
+        if self.settings.mode == "literal":
+            return self._literal(known), Status.SOLVED
         return blocked_weights(known, self.settings), Status.SOLVED
+
+    def _literal(self, known: MpcState) -> Floats:
+        start = self._last
+        if start.shape[1] != known.pods:
+            start = np.ones((self.settings.horizon, known.pods))
+        self._last = literal_weights(known, self.settings, start)
+        return self._last
 
     def spread(
         self, state: MpcState, known: MpcState, weights: Floats, status: Status
     ) -> MpcSolution:
         """The solution in the places of the state that `known` was made of."""
         shape = (self.settings.horizon, known.pods)
-        weights = np.broadcast_to(weights, shape)
-        shares = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
-        arrival = known.arrival_rate if 0.0 < known.arrival_rate < math.inf else 0.0
-        known = MpcState(known.queue, known.service_rate, arrival)
-        queues = np.maximum(rollout(known, shares, self.settings.dt_s), 0.0)
+        weights = np.broadcast_to(weights, shape).copy()
+        queues = self._ahead(known, weights)
         if state.alive is None or state.alive.all():
-            return MpcSolution(weights.copy(), queues, status)
-        idle = MpcState(settled(state.queue), settled(state.service_rate), 0.0)
-        none = np.zeros((self.settings.horizon, state.pods))
-        every, drained = none.copy(), np.maximum(rollout(idle, none, self.settings.dt_s), 0.0)
-        every[:, state.alive], drained[:, state.alive] = weights, queues
-        return MpcSolution(every, drained, status)
+            return MpcSolution(weights, queues, status)
+        every = np.zeros((self.settings.horizon, state.pods))
+        everywhere = self._ahead(
+            MpcState(settled(state.queue), settled(state.service_rate), 0.0), np.ones_like(every)
+        )
+        every[:, state.alive], everywhere[:, state.alive] = weights, queues
+        return MpcSolution(every, everywhere, status)
+
+    def _ahead(self, known: MpcState, weights: Floats) -> Floats:
+        """The queues under these weights, cut off at 0; both of shape [H, n]."""
+        if known.pods == 0:
+            return np.zeros_like(weights)
+        arriving = known.arrival_rate if 0.0 < known.arrival_rate < math.inf else 0.0
+        fed = MpcState(known.queue, known.service_rate, arriving)
+        shares = weights / weights.sum(axis=1, keepdims=True)
+        return np.maximum(rollout(fed, shares, self.settings.dt_s), 0.0)
