@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from calinix.config import Config, PodConfig, Strategy, effective, expanded, load_config
 from calinix.config import parse_config as parse
 from calinix.config.describe import structs
-from calinix.config.schema import SECRET_FIELDS, SECRET_KEYS, Gateway, SingleUpstream
+from calinix.config.fields import SECRET_FIELDS, SECRET_KEYS
+from calinix.config.schema import Gateway
 from calinix.config.source import MAX_FILE_BYTES, MAX_NODES, MAX_PROBLEMS
+from calinix.config.upstreams import SingleUpstream
 from calinix.config.walk import is_secret
 from calinix.errors import ConfigError
 

@@ -20,7 +20,7 @@ from calinix.config import (
     parse_config,
 )
 from calinix.config.describe import field_docs, structs
-from calinix.config.schema import Base
+from calinix.config.fields import Base
 from calinix.core.prepare import BLOCK_UNITS
 from calinix.errors import ConfigError
 

@@ -1,37 +1,39 @@
 """The configuration: one schema, one path from the YAML file to frozen structs.
 
-schema.py holds the keys; load.py reads a file and tells all its problems at once; expand.py and
-describe.py turn the result and the schema back into text for people and machines.
+schema.py and upstreams.py hold the keys; load.py reads a file and tells all its problems at once;
+expand.py and describe.py turn the result and the schema back into text for people and machines.
 """
 
 from calinix.config.describe import json_schema
 from calinix.config.expand import BLOCK_SIZES, effective, expanded
+from calinix.config.fields import Mode
 from calinix.config.load import load_config, parse_config
 from calinix.config.schema import (
     Admin,
     CacheRegistry,
-    ClientTls,
     Config,
-    DispatchUpstream,
     Gateway,
     Health,
     Imbalance,
-    Labels,
     Limits,
     Log,
-    Mode,
     Passive,
-    PodConfig,
-    PodGroup,
     ServerTls,
     Sessions,
-    SingleUpstream,
     Strategy,
     StrategyName,
     Timeouts,
-    Upstreams,
     Waiting,
     Weights,
+)
+from calinix.config.upstreams import (
+    ClientTls,
+    DispatchUpstream,
+    Labels,
+    PodConfig,
+    PodGroup,
+    SingleUpstream,
+    Upstreams,
 )
 
 __all__ = [

@@ -12,7 +12,8 @@ from typing import Any, cast
 import msgspec
 import msgspec.inspect as mi
 
-from calinix.config.schema import Base, Config
+from calinix.config.fields import Base
+from calinix.config.schema import Config
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import yaml
 
-from calinix.config.schema import MASK, SECRET_KEYS, Config, Mode, Strategy
+from calinix.config.fields import MASK, SECRET_KEYS, Mode
+from calinix.config.schema import Config, Strategy
 
 BLOCK_SIZES = {"bytes": 128, "words": 32}
 

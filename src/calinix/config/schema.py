@@ -8,56 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, field
 
-MAX_COUNT = 1_000_000_000_000
-
-PositiveInt = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
-Factor = Annotated[float, Meta(ge=0, le=1e9)]
-Ms = Annotated[int, Meta(ge=1, le=86_400_000)]
-Port = Annotated[int, Meta(ge=0, le=65535)]
-Text = Annotated[str, Meta(min_length=1, max_length=4096)]
-FileName = Annotated[
-    str, Meta(min_length=1, max_length=4096, extra={"expected": "the name of a file"})
-]
-Url = Annotated[
-    str, Meta(min_length=1, extra={"expected": "http://host:port or https://host:port"})
-]
-Path = Annotated[str, Meta(pattern=r"^/[!-~]*$", extra={"expected": "a path that begins with '/'"})]
-PodId = Annotated[
-    str,
-    Meta(
-        pattern=r"^[A-Za-z0-9._:-]{1,128}$",
-        extra={"expected": "1 to 128 letters, digits or any of . _ : -"},
-    ),
-]
-Secret = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=4096,
-        extra={"secret": True},
-        extra_json_schema={"writeOnly": True},
-    ),
-]
-Mode = Literal["single", "dispatch"]
-
-MASK = "***"
-SECRET_FIELDS = frozenset({"api_key", "api_keys"})
-SECRET_KEYS = frozenset({"apiKey", "apiKeys"})
-
-
-class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Frozen, strict, camelCase outside. `repr` never shows a secret."""
-
-    def __repr__(self) -> str:
-        shown = (
-            f"{name}={MASK if name in SECRET_FIELDS and value else repr(value)}"
-            for name in self.__struct_fields__
-            for value in (getattr(self, name),)
-        )
-        return f"{type(self).__name__}({', '.join(shown)})"
+from calinix.config.fields import (
+    Base,
+    Factor,
+    FileName,
+    Mode,
+    Ms,
+    Path,
+    Port,
+    PositiveInt,
+    Secret,
+    Text,
+)
+from calinix.config.upstreams import Upstreams
 
 
 class Limits(Base, frozen=True):
@@ -113,15 +78,6 @@ class ServerTls(Base, frozen=True):
     """PEM file with the certificate and its chain."""
     key_file: FileName
     """PEM file with its private key."""
-
-
-class ClientTls(Base, frozen=True):
-    """How https pods are verified."""
-
-    ca_file: FileName | None = None
-    """PEM file with the authorities to trust; by default those of the system."""
-    verify: bool = True
-    """false: any certificate is accepted."""
 
 
 class Weights(Base, frozen=True):
@@ -297,89 +253,6 @@ class Log(Base, frozen=True):
     default none is kept. The one of the process before goes on under this name with `.1` behind."""
     journal_max_bytes: PositiveInt = 1_073_741_824
     """Size at which the journal ends."""
-
-
-class Labels(Base, frozen=True):
-    """Where a pod runs; locality compares these."""
-
-    host: Text | None = None
-    """Machine."""
-    zone: Text | None = None
-    """Zone, rack or anything else that is near in the network."""
-
-
-class PodConfig(Base, frozen=True):
-    """One engine endpoint."""
-
-    id: PodId
-    """Name of the pod; no two pods of a file share one."""
-    url: Url
-    """Where it listens; OpenAI's paths are added to it."""
-    max_conns: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
-    """Requests it may have inflight; beyond that it is full."""
-    labels: Labels = field(default_factory=Labels)
-    """Where it runs."""
-    api_key: Secret | None = None
-    """Sent to it as `authorization: Bearer`. `${NAME}` is taken from the environment."""
-    models: tuple[Text, ...] = ()
-    """Models (and LoRA adapters) it serves; empty: any."""
-    kv_capacity_tokens: PositiveInt | None = None
-    """Tokens its KV cache holds; by default cacheRegistry.kvCapacityTokens."""
-    model: Text | None = None
-    """Short for `models` with one entry; not beside `models`."""
-
-    def __post_init__(self) -> None:
-        if self.model is None:
-            return
-        if self.models:
-            raise ValueError("a pod takes model or models, not both")
-        # One place to read from: whoever asks what a pod serves asks `models`.
-        msgspec.structs.force_setattr(self, "models", (self.model,))
-        msgspec.structs.force_setattr(self, "model", None)
-
-
-Pods = Annotated[tuple[PodConfig, ...], Meta(min_length=1)]
-
-
-class PodGroup(Base, frozen=True):
-    """The pods of one role."""
-
-    pods: Pods
-    """At least one pod."""
-
-
-class SingleUpstream(Base, frozen=True):
-    """Unified pods."""
-
-    pods: Pods
-    """At least one pod."""
-    mode: Literal["single"] = "single"
-    """Says what the group is."""
-
-
-class DispatchUpstream(Base, frozen=True):
-    """Prefill and decode apart."""
-
-    prefill: PodGroup
-    """Pods that compute prompts."""
-    decode: PodGroup
-    """Pods that generate."""
-    mode: Literal["dispatch"] = "dispatch"
-    """Says what the group is."""
-    protocol: Literal["plain", "nixl"] = "plain"
-    """How the KV cache gets from prefill to decode: nixl (vLLM's NixlConnector), or plain (one leg
-    after the other, for engines that share a KV store)."""
-
-
-class Upstreams(Base, frozen=True):
-    """Either group may be absent, not both."""
-
-    single: SingleUpstream | None = None
-    """Unified pods."""
-    dispatch: DispatchUpstream | None = None
-    """Prefill and decode apart."""
-    tls: ClientTls = field(default_factory=ClientTls)
-    """How https pods are verified."""
 
 
 class Config(Base, frozen=True):

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import msgspec.inspect as mi
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from calinix.config.fields import MASK
 from calinix.config.near import key_hint, nearest, paths_of_keys
-from calinix.config.schema import MASK
 from calinix.config.source import Budget, Problem, entries
 
 TAG = "tag:yaml.org,2002:"

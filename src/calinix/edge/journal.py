@@ -22,7 +22,7 @@ import structlog
 
 from calinix import __version__
 from calinix.config import Config, Log, Mode
-from calinix.config.schema import SECRET_KEYS
+from calinix.config.fields import SECRET_KEYS
 from calinix.core import events
 from calinix.core.events import Event, PodAdded
 from calinix.core.requests import Refusal, RoutePlan, RouteRequest, Work
