@@ -14,7 +14,7 @@ from rich.table import Table
 from calinix import __version__
 from calinix.config import Strategy, StrategyName
 from calinix.edge.journal import JournalError, JournalReader, Planned
-from calinix.sim.replay import Difference, Picks, Replay, Replayed
+from calinix.sim.journal_replay import Difference, Picks, Replay, Replayed
 
 _SHOWN = 5
 

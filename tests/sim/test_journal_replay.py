@@ -34,7 +34,7 @@ from calinix.core.recorded import RecordedRouter
 from calinix.core.requests import RoutePlan, RouteRequest, Work
 from calinix.edge.journal import Asked, Journal, JournalError, JournalReader
 from calinix.errors import ConfigError
-from calinix.sim.replay import Replay, Replayed
+from calinix.sim.journal_replay import Replay, Replayed
 from routing import make_config, request, text
 
 
