@@ -62,7 +62,9 @@ class Leases(RuleBasedStateMachine):
         blocks=st.integers(0, 6),
         session=st.none() | st.sampled_from(["a", "b"]),
         avoid=st.integers(0, 63),
-        extra=st.sampled_from([{}, {"prefill_pod": "prefill-0"}, {"pinned_pod": "decode-1"}]),
+        extra=st.sampled_from(
+            [{}, {"prefill_pod": "prefill-0"}, {"pinned_pod": "decode-1"}, {"split": False}]
+        ),
     )
     def route(
         self, mode: Any, work: Work, streamed: bool, blocks: int, session: Any, avoid: int,

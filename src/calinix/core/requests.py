@@ -40,6 +40,7 @@ class RouteRequest:
         "prompt_is_tokens",
         "request_id",
         "session_key",
+        "split",
         "streamed",
         "tenant",
         "work",
@@ -62,6 +63,7 @@ class RouteRequest:
         avoid: int = 0,
         prefill_pod: str | None = None,
         pinned_pod: str | None = None,
+        split: bool | None = None,
     ):
         self.request_id = request_id
         self.mode = mode
@@ -84,9 +86,14 @@ class RouteRequest:
         """Dispatch only: the prefill is done there; only the decode pod is to be picked."""
         self.pinned_pod = pinned_pod
         """The one pod that can answer (`previous_response_id`); anything else is a refusal."""
+        self.split = split
+        """Dispatch only. True: prefill and decode on two pods; False: all of it on the decode pod;
+        None: the router decides (`prefillThreshold`)."""
 
-    def once_more(self, avoid: int, prefill_pod: str | None) -> RouteRequest:
-        """The same request for other pods."""
+    def once_more(
+        self, avoid: int, prefill_pod: str | None, *, whole: bool = False
+    ) -> RouteRequest:
+        """The same request for other pods; `whole`: it is not to be split."""
         return RouteRequest(
             request_id=self.request_id,
             mode=self.mode,
@@ -102,6 +109,7 @@ class RouteRequest:
             avoid=avoid,
             prefill_pod=prefill_pod,
             pinned_pod=self.pinned_pod,
+            split=False if whole else self.split,
         )
 
 

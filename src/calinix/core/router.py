@@ -96,7 +96,7 @@ class Router:
                     RefusalReason.NO_POD,
                     f"The prefill pod '{request.prefill_pod}' is not configured any more.",
                 )
-        elif request.work is _GENERATE:
+        elif request.work is _GENERATE and request.split is not False:
             first = choose(state, request, prompt, "prefill", now)
             near = first.pod
             if near is None:

@@ -71,6 +71,7 @@ class Asked(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     avoid: int = 0
     prefill_pod: str | None = None
     pinned_pod: str | None = None
+    split: bool | None = None
 
 
 class Planned(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
