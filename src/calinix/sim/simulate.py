@@ -1,0 +1,157 @@
+"""Runs a scenario with a strategy: one function, one record of what happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from calinix.core.choice import Recipe
+from calinix.core.pods import Role
+from calinix.core.router import Router
+from calinix.sim.cluster import Baseline, Cluster, SimPod
+from calinix.sim.door import Door
+from calinix.sim.fleet_config import config_of, converted
+from calinix.sim.recorder import Floats, Requests, Samples
+from calinix.sim.scenarios import Scenario
+
+
+class PodSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod of a run."""
+
+    id: str
+    role: Role
+    speed: float
+    """Prefill tokens per second, beside the mean of its role."""
+    work_done: float
+    """Tokens of prefill work and of answers."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What happened. Times in seconds of the virtual clock."""
+
+    scenario: str
+    strategy: str
+    seed: int
+    load: float
+    config: dict[str, Any]
+    """The gateways' configuration, with the keys of the YAML file."""
+    requests: Requests
+    pods: tuple[PodSummary, ...]
+    samples: Samples
+    predicted_queue: tuple[tuple[float, Floats], ...]
+    """(when, queues that the controller expected then, shape (H, pods))."""
+    duration_s: float
+
+    @property
+    def work_done(self) -> Floats:
+        """By pod, in tokens."""
+        return np.array([pod.work_done for pod in self.pods])
+
+
+def run(
+    scenario: Scenario,
+    strategy: str,
+    seed: int,
+    *,
+    load: float | None = None,
+    pods: int | None = None,
+    baselines: Mapping[str, Baseline] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Run:
+    """Lets the scenario happen once. Equal arguments give equal runs.
+
+    `strategy` is a strategy of the gateway, or one of `baselines`; `load` times the workload's own
+    rate; `pods` in all; `progress` is told the share of the requests that have come.
+    Raises msgspec.ValidationError for a strategy that nobody knows.
+    """
+    load = scenario.load if load is None else load
+    described = scenario.pods(pods)
+    baseline = (baselines or {}).get(strategy)
+    block_tokens = scenario.workload.block_tokens
+    name = strategy if baseline is None else "leastLoad"
+    config = config_of(described, name, block_tokens, scenario.settings)
+    cluster = Cluster(described, scenario.noise, seed)
+    cluster.streamed_share = scenario.streamed_share
+    structs = converted(config)
+    for number in range(scenario.gateways):
+        rng = random.Random(f"{seed}/gateway/{number}")
+        recipes: Mapping[Role, Recipe] | None = None if baseline is None else baseline(cluster)
+        router = Router(structs, rng, recipes)
+        door = Door(cluster, router, structs, rng, block_tokens, scenario.late_s)
+        cluster.gateways.append(door)
+    _Watch(cluster, scenario.workload.requests, progress).look(None)
+    cluster.feed(scenario.workload.arrivals(random.Random(f"{seed}/arrivals"), load))
+    cluster.clock.run()
+    return _summary(scenario, strategy, seed, load, config, cluster)
+
+
+class _Watch:
+    """Takes samples and tells of progress."""
+
+    def __init__(self, cluster: Cluster, expected: int, progress: Callable[[float], None] | None):
+        self._cluster = cluster
+        self._expected = max(1, expected)
+        self._progress = progress
+
+    def look(self, _: None) -> None:
+        """One sample; the next one follows by itself."""
+        cluster = self._cluster
+        recorder, now = cluster.recorder, cluster.clock.now
+        recorder.sample(now, cluster.queues(), None)
+        if self._progress is not None:
+            self._progress(min(1.0, len(recorder.arrival_s) / self._expected))
+        cluster.clock.at(now + recorder.interval_s, self.look)
+
+
+def _summary(
+    scenario: Scenario,
+    strategy: str,
+    seed: int,
+    load: float,
+    config: dict[str, Any],
+    cluster: Cluster,
+) -> Run:
+    recorder, described = cluster.recorder, cluster.described
+    return Run(
+        scenario=scenario.name,
+        strategy=strategy,
+        seed=seed,
+        load=load,
+        config=config,
+        requests=recorder.requests(_ideal_prefill_s(described, recorder.prompt_tokens)),
+        pods=tuple(
+            PodSummary(id=pod.id, role=pod.role, speed=_speed(pod, described), work_done=work)
+            for pod, work in zip(described, cluster.work_done(), strict=True)
+        ),
+        samples=recorder.samples(),
+        predicted_queue=tuple(recorder.predicted),
+        duration_s=cluster.clock.now,
+    )
+
+
+def _rate(pod: SimPod) -> float:
+    per_token_s = pod.figures.work_token_s or pod.figures.token_delay_s
+    return 1.0 / per_token_s if per_token_s else 1.0
+
+
+def _speed(pod: SimPod, described: list[SimPod]) -> float:
+    peers = [_rate(peer) for peer in described if peer.role == pod.role]
+    return _rate(pod) * len(peers) / sum(peers)
+
+
+def _ideal_prefill_s(described: list[SimPod], prompt_tokens: Any) -> Floats:
+    """Of each prompt, with nothing cached and nobody else there, on a pod of mean speed."""
+    prefillers = [pod.figures for pod in described if pod.role != "decode"]
+    sizes, places = np.unique(np.array(prompt_tokens), return_inverse=True)
+    ideal_s = np.array(
+        [
+            sum(figures.prefill_s(int(size)) for figures in prefillers) / len(prefillers)
+            for size in sizes
+        ],
+        dtype=np.float64,
+    )
+    return ideal_s[places] if len(sizes) else ideal_s
