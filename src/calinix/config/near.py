@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import msgspec.inspect as mi
 
 SURE, LIKELY = 0.75, 0.6
+SIMULATED = frozenset({"smgCacheAware", "dynamoCost", "llmdDefault", "aibrixPrefix", "clairvoyant"})
+"""Names that `calinix simulate` takes for a strategy, and no gateway does."""
 
 
 def nearest(word: str, choices: Iterable[str], cutoff: float = LIKELY) -> str | None:
@@ -30,6 +32,14 @@ def key_hint(word: str, keys: Iterable[str], elsewhere: dict[str, list[str]]) ->
     if near is not None:
         return f"did you mean {near!r}?"
     return f"the keys here are {', '.join(here)}"
+
+
+def value_hint(word: str, values: Iterable[str]) -> str:
+    """What to say of a word that is none of `values`; nothing where none is near."""
+    if word in SIMULATED:
+        return "that one is a baseline of `calinix simulate` only"
+    near = nearest(word, values)
+    return f"did you mean {near!r}?" if near else ""
 
 
 def paths_of_keys(root: mi.Type) -> dict[str, list[str]]:

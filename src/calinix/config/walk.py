@@ -13,7 +13,7 @@ import msgspec.inspect as mi
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from calinix.config.fields import MASK
-from calinix.config.near import key_hint, nearest, paths_of_keys
+from calinix.config.near import key_hint, paths_of_keys, value_hint
 from calinix.config.source import Budget, Problem, entries
 
 TAG = "tag:yaml.org,2002:"
@@ -166,8 +166,8 @@ class Walker:
         if isinstance(bare, mi.LiteralType):
             if tag == "str" and text in bare.values:
                 return text
-            near = nearest(text, [str(value) for value in bare.values])
-            return self._mismatch(node, path, kind, f"did you mean {near!r}?" if near else "")
+            hint = value_hint(text, [str(value) for value in bare.values])
+            return self._mismatch(node, path, kind, hint)
         if tag != "str":
             # yes, 8080, 1.10 or 2026-01-01 without quotes are no text in YAML.
             read = NAMES.get(tag, "a date")
