@@ -11,6 +11,7 @@ from calinix.core.hashing import Chain as Chain
 from calinix.core.hashing import hash_bytes as hash_bytes
 from calinix.core.hashing import hash_words as hash_words
 from calinix.core.hashing import join as join
+from calinix.core.hashing import lift as lift
 from calinix.core.hashing import seed_of as seed_of
 from calinix.core.registry import PrefixRegistry as NativePrefixRegistry
 
@@ -23,6 +24,7 @@ __all__ = [
     "hash_words",
     "join",
     "least_of_highest",
+    "lift",
     "look",
     "only_highest",
     "seed_of",

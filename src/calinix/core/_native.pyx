@@ -26,10 +26,16 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memchr, memcpy, memset
 
 cdef extern from *:
     """
+    #include <string.h>
+    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    #define CALINIX_LITTLE(word) __builtin_bswap64(word)
+    #else
+    #define CALINIX_LITTLE(word) (word)
+    #endif
     #define CALINIX_OFFSET 0xCBF29CE484222325ULL
     #define CALINIX_PRIME  0x00000100000001B3ULL
     #define CALINIX_GOLDEN 0x9E3779B97F4A7C15ULL
@@ -45,7 +51,73 @@ cdef extern from *:
         return place;
     }
     #endif
+    /* How many bytes from `at` on belong to a JSON string as they are: no quote, no backslash, no
+       control character. Short runs are found a word at a time; behind those, whole groups are
+       looked at at once, which compilers turn into vectors. */
+    #define CALINIX_ONES 0x0101010101010101ULL
+    #define CALINIX_TOPS 0x8080808080808080ULL
+    static inline uint64_t calinix_special(uint64_t word) {
+        /* The top bit of special bytes; above the lowest of them it may be wrong. */
+        uint64_t quote = word ^ CALINIX_ONES * 34, slash = word ^ CALINIX_ONES * 92;
+        return (((word - CALINIX_ONES * 32) & ~word) | ((quote - CALINIX_ONES) & ~quote)
+                | ((slash - CALINIX_ONES) & ~slash)) & CALINIX_TOPS;
+    }
+    static inline size_t calinix_plain(const uint8_t *at, size_t length, uint8_t *high) {
+        size_t i = 0;
+        uint64_t word, all = 0;
+        while (i + 8 <= length && i < 32) {
+            memcpy(&word, at + i, 8);
+            uint64_t special = calinix_special(CALINIX_LITTLE(word));
+            all |= word;
+            if (special) {
+                *high |= (all & CALINIX_TOPS) ? 128 : 0;
+                return i + CALINIX_LOWEST(special) / 8;
+            }
+            i += 8;
+        }
+        while (i + 32 <= length) {
+            uint8_t special = 0, group = 0;
+            for (size_t k = 0; k < 32; k++) {
+                uint8_t byte = at[i + k];
+                special |= (uint8_t)((byte < 32) | (byte == 34) | (byte == 92));
+                group |= byte;
+            }
+            if (special) break;
+            *high |= group;
+            i += 32;
+        }
+        *high |= (all & CALINIX_TOPS) ? 128 : 0;
+        while (i < length && at[i] >= 32 && at[i] != 34 && at[i] != 92) *high |= at[i++];
+        return i;
+    }
+    /* The same, copying on the way; `to` has room for 8 bytes more. */
+    static inline size_t calinix_copy(
+        const uint8_t *at, size_t length, uint8_t *to, uint8_t *high
+    ) {
+        size_t i = 0;
+        uint64_t word, all = 0;
+        while (i + 8 <= length) {
+            memcpy(&word, at + i, 8);
+            memcpy(to + i, &word, 8);
+            uint64_t special = calinix_special(CALINIX_LITTLE(word));
+            all |= word;
+            if (special) {
+                i += CALINIX_LOWEST(special) / 8;
+                break;
+            }
+            i += 8;
+        }
+        *high |= (all & CALINIX_TOPS) ? 128 : 0;
+        while (i < length && at[i] >= 32 && at[i] != 34 && at[i] != 92) *high |= to[i] = at[i], i++;
+        return i;
+    }
     """
+    size_t plain_run "calinix_plain"(
+        const uint8_t *at, size_t length, uint8_t *high
+    ) noexcept nogil
+    size_t copy_run "calinix_copy"(
+        const uint8_t *at, size_t length, uint8_t *to, uint8_t *high
+    ) noexcept nogil
     const uint64_t OFFSET "CALINIX_OFFSET"
     const uint64_t PRIME "CALINIX_PRIME"
     const uint64_t GOLDEN "CALINIX_GOLDEN"
@@ -1505,6 +1577,174 @@ def join(list pieces not None):
         memcpy(to, at, size)
         to += size
     return joined
+
+
+cdef inline int hex_digit(uint8_t byte) noexcept nogil:
+    if 48 <= byte <= 57:
+        return byte - 48
+    byte |= 32
+    return byte - 87 if 97 <= byte <= 102 else -1
+
+
+cdef inline int code_unit(const uint8_t *at) noexcept nogil:
+    """The number of four hex digits; -1 where they are none."""
+    cdef int value = 0, i, digit
+    for i in range(4):
+        digit = hex_digit(at[i])
+        if digit < 0:
+            return -1
+        value = value << 4 | digit
+    return value
+
+
+cdef inline int put_utf8(uint8_t *to, int point) noexcept nogil:
+    """Writes a code point; returns its length in bytes."""
+    if point < 0x80:
+        to[0] = <uint8_t>point
+        return 1
+    if point < 0x800:
+        to[0] = <uint8_t>(0xC0 | point >> 6)
+        to[1] = <uint8_t>(0x80 | point & 63)
+        return 2
+    if point < 0x10000:
+        to[0] = <uint8_t>(0xE0 | point >> 12)
+        to[1] = <uint8_t>(0x80 | point >> 6 & 63)
+        to[2] = <uint8_t>(0x80 | point & 63)
+        return 3
+    to[0] = <uint8_t>(0xF0 | point >> 18)
+    to[1] = <uint8_t>(0x80 | point >> 12 & 63)
+    to[2] = <uint8_t>(0x80 | point >> 6 & 63)
+    to[3] = <uint8_t>(0x80 | point & 63)
+    return 4
+
+
+cdef Py_ssize_t read_escape(const uint8_t *at, Py_ssize_t left, uint8_t **to) noexcept nogil:
+    """Decodes the escape at `at` (a backslash) to `to`; returns its length, 0 for a wrong one."""
+    cdef int point, low
+    if left < 2:
+        return 0
+    if at[1] != 117:  # u
+        if at[1] == 110:
+            to[0][0] = 10
+        elif at[1] == 116:
+            to[0][0] = 9
+        elif at[1] == 114:
+            to[0][0] = 13
+        elif at[1] == 98:
+            to[0][0] = 8
+        elif at[1] == 102:
+            to[0][0] = 12
+        elif at[1] == 34 or at[1] == 92 or at[1] == 47:
+            to[0][0] = at[1]
+        else:
+            return 0
+        to[0] += 1
+        return 2
+    if left < 6:
+        return 0
+    point = code_unit(at + 2)
+    if point < 0 or 0xDC00 <= point <= 0xDFFF:
+        return 0
+    if point < 0xD800 or point > 0xDFFF:
+        to[0] += put_utf8(to[0], point)
+        return 6
+    if left < 12 or at[6] != 92 or at[7] != 117:
+        return 0
+    low = code_unit(at + 8)
+    if not 0xDC00 <= low <= 0xDFFF:
+        return 0
+    to[0] += put_utf8(to[0], 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00))
+    return 12
+
+
+cdef Py_ssize_t read_text(
+    const uint8_t *at, Py_ssize_t place, Py_ssize_t size, uint8_t *to, uint8_t *high,
+    Py_ssize_t *written,
+) noexcept nogil:
+    """Decodes a string from `place` up to its closing quote, whose place it returns; -1: none."""
+    cdef uint8_t *first = to
+    cdef Py_ssize_t run
+    while True:
+        run = copy_run(at + place, size - place, to, high)
+        place += run
+        to += run
+        if place >= size:
+            return -1
+        if at[place] == 34:
+            written[0] = to - first
+            return place
+        run = read_escape(at + place, size - place, &to) if at[place] == 92 else 0
+        if run == 0:
+            return -1
+        place += run
+
+
+cdef Py_ssize_t skip_text(
+    const uint8_t *at, Py_ssize_t place, Py_ssize_t size, uint8_t *high
+) noexcept nogil:
+    """The same without decoding."""
+    while True:
+        place += plain_run(at + place, size - place, high)
+        if place >= size or at[place] == 34:
+            return place if place < size else -1
+        if at[place] != 92 or place + 2 >= size:
+            return -1
+        place += 2
+
+
+def lift(bytes body not None, Py_ssize_t least, Py_ssize_t strings, str mark not None):
+    """Takes long texts out of JSON; see `calinix.core.hashing.lift`."""
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(body)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(body), place = 0, kept = 0, end, length = 0
+    cdef const uint8_t *quote
+    cdef uint8_t *room = NULL
+    cdef uint8_t high
+    cdef list short = []
+    cdef dict texts = {}
+    try:
+        while strings > 0:
+            quote = <const uint8_t *>memchr(at + place, 34, size - place)
+            if quote == NULL:
+                break
+            place = quote - at + 1
+            high = 0
+            end = place + <Py_ssize_t>plain_run(at + place, size - place, &high)
+            if end < size and at[end] == 92:
+                if size - place < least:
+                    break
+                end = skip_text(at, end, min(size, place + least), &high)
+                if end < 0 and place + least <= size:
+                    if room == NULL:
+                        room = <uint8_t *>PyMem_RawMalloc(size - place + 8)
+                        if room == NULL:
+                            raise MemoryError
+                    end = read_text(at, place, size, room, &high, &length)
+                    text = PyBytes_FromStringAndSize(<char *>room, length) if end >= 0 else None
+                else:
+                    text = None
+            else:
+                text = body[place:end] if end - place >= least else None
+            if end < 0 or end >= size or at[end] != 34:
+                return None
+            if text is None:
+                strings -= 1
+            else:
+                if high >= 128:
+                    text.decode()
+                name = f"{mark}{len(texts)}"
+                texts[name] = text
+                short.append(body[kept:place])
+                short.append(name.encode())
+                kept = end
+            place = end + 1
+    except UnicodeDecodeError:
+        return None
+    finally:
+        PyMem_RawFree(room)
+    if not texts:
+        return None
+    short.append(body[kept:])
+    return b"".join(short), texts
 
 
 # ---- Registry ----------------------------------------------------------------------------------

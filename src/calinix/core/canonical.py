@@ -19,6 +19,7 @@ from msgspec import UNSET, Raw
 
 from calinix.core.bodies import (
     ChatBody,
+    CompletionsBody,
     Content,
     Maybe,
     Message,
@@ -26,7 +27,7 @@ from calinix.core.bodies import (
     Part,
     ResponsesBody,
 )
-from calinix.core.kv import join
+from calinix.core.kv import join, lift
 
 _MESSAGE = b"\xff"
 _FIELD = b"\xfe"
@@ -55,21 +56,67 @@ _ITEM_TYPES = frozenset({None, "message", "function_call", "function_call_output
 _MAX_DEPTH = 8
 
 
+LIFT_FROM_BYTES = 4096
+"""Of shorter bodies no texts are lifted: there is nothing to gain."""
+LIFT_BYTES = 1024
+"""A text as long as this is lifted."""
+_LIFT_STRINGS = 64
+"""Behind so many short strings no text is looked for any more."""
+# Nobody outside of this process knows it; a client who did could only spoil its own key.
+_MARK = f"\ue000{hash('calinix.core.canonical') & 0xFFFFFFFFFFFFFFFF:016x}:"
+
+Texts = dict[str, bytes]
+"""Lifted texts in UTF-8 by the name that stands in their place."""
+
+
+class LeftOverError(ValueError):
+    """A lifted text stood where no text of a prompt was expected: read the body as it came."""
+
+
 class _UnusualError(ValueError):
     """A part or an item of a kind that is not known here."""
 
 
-def chat(body: ChatBody, raw: bytes) -> bytes:
+def lifted(raw: bytes) -> tuple[bytes, Texts]:
+    """(the body with names in place of its long texts, the texts); as it came where none is.
+
+    Decoding a long text as part of its body costs several passes over it, of which a key needs
+    none. Names that are not met again as whole texts make `chat` and the like raise LeftOverError.
+    """
+    if len(raw) < LIFT_FROM_BYTES:
+        return raw, {}
+    return lift(raw, LIFT_BYTES, _LIFT_STRINGS, _MARK) or (raw, {})
+
+
+def completions(body: CompletionsBody, raw: bytes, texts: Texts) -> bytes:  # noqa: ARG001
+    """The key of a completion whose prompt is a text; else empty. Raises ValueError."""
+    return _joined([body.prompt] if isinstance(body.prompt, str) else [], texts)
+
+
+def _joined(pieces: list[str | bytes], texts: Texts) -> bytes:
+    """All pieces in order, lifted texts in their places again."""
+    if texts:
+        found = 0
+        for place, piece in enumerate(pieces):
+            if type(piece) is str and piece in texts:
+                pieces[place] = texts[piece]
+                found += 1
+        if found != len(texts):
+            raise LeftOverError
+    return join(pieces)
+
+
+def chat(body: ChatBody, raw: bytes, texts: Texts) -> bytes:
     """The key of a chat: tools, then the messages in order. Raises ValueError."""
     pieces: list[str | bytes] = []
     if body.tools is not UNSET:
         _tools(pieces, body.tools)
     if body.messages:
         _all(pieces, body.messages, raw, "messages")
-    return join(pieces)
+    return _joined(pieces, texts)
 
 
-def messages(body: MessagesBody, raw: bytes) -> bytes:
+def messages(body: MessagesBody, raw: bytes, texts: Texts) -> bytes:
     """The key of an Anthropic request: tools, `system`, the messages. Raises ValueError."""
     pieces: list[str | bytes] = []
     if body.tools is not UNSET:
@@ -77,10 +124,10 @@ def messages(body: MessagesBody, raw: bytes) -> bytes:
     if body.system is not None:
         _system(pieces, body.system)
     _all(pieces, body.messages or [], raw, "messages")
-    return join(pieces)
+    return _joined(pieces, texts)
 
 
-def responses(body: ResponsesBody, raw: bytes) -> bytes:
+def responses(body: ResponsesBody, raw: bytes, texts: Texts) -> bytes:
     """The key of a /v1/responses request: tools, instructions, input. Raises ValueError."""
     pieces: list[str | bytes] = []
     if body.tools is not UNSET:
@@ -91,7 +138,7 @@ def responses(body: ResponsesBody, raw: bytes) -> bytes:
         pieces += (_HEADS["user"], body.input)
     elif body.input is not None:
         _all(pieces, body.input, raw, "input")
-    return join(pieces)
+    return _joined(pieces, texts)
 
 
 def _tools(pieces: list[str | bytes], tools: Raw) -> None:

@@ -19,6 +19,7 @@ try:
         hash_words,
         join,
         least_of_highest,
+        lift,
         look,
         near_highest,
         only_highest,
@@ -48,7 +49,7 @@ except ImportError:
         token_s,
         weigh,
     )
-    from calinix.core.hashing import Chain, hash_bytes, hash_words, join, seed_of
+    from calinix.core.hashing import Chain, hash_bytes, hash_words, join, lift, seed_of
     from calinix.core.registry import PrefixRegistry
 
     COMPILED = False
@@ -66,6 +67,7 @@ __all__ = [
     "hash_words",
     "join",
     "least_of_highest",
+    "lift",
     "look",
     "near_highest",
     "only_highest",

@@ -10,6 +10,7 @@ import enum
 import re
 import sys
 from array import array
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -98,6 +99,24 @@ class _Reader:
         self._closed = msgspec.json.Decoder(closed_form(shape), strict=False).decode
         self._open = msgspec.json.Decoder(shape, strict=False).decode
 
+    def keyed(self, body: bytes, key: Callable[..., bytes]) -> tuple[Any, bool, bytes]:
+        """(the struct, whether it has transfer fields, its prompt by `key`). Raises BadRequest.
+
+        `key` takes the struct, the body and the texts that were lifted out of it.
+        """
+        short, texts = canonical.lifted(body)
+        if texts:
+            try:
+                parsed: Body = self._closed(short)
+                return parsed, _extra_names_transfer(parsed, body), key(parsed, body, texts)
+            except _UNREADABLE:
+                pass  # what is wrong with it shows where it is read as it came
+        parsed, transfer = self.read(body)
+        try:
+            return parsed, transfer, key(parsed, body, {})
+        except _UNREADABLE as error:
+            _refuse(error)
+
     def read(self, body: bytes) -> tuple[Any, bool]:
         """(the struct, whether it has transfer fields). Raises BadRequest."""
         try:
@@ -110,10 +129,14 @@ class _Reader:
                     or parsed.has_transfer()
                     or (parsed.vllm_xargs is not UNSET and may_repeat_extra(body))
                 )
-            extra = parsed.vllm_xargs
-            return parsed, extra is not UNSET and (names_transfer(extra) or may_repeat_extra(body))
+            return parsed, _extra_names_transfer(parsed, body)
         except _UNREADABLE as error:
             _refuse(error)
+
+
+def _extra_names_transfer(parsed: Body, body: bytes) -> bool:
+    extra = parsed.vllm_xargs
+    return extra is not UNSET and (names_transfer(extra) or may_repeat_extra(body))
 
 
 _CHAT = _Reader(ChatBody)
@@ -144,13 +167,9 @@ def _check_values(body: bytes) -> None:
 
 
 def _chat(body: bytes) -> ParsedBody:
-    parsed, transfer = _CHAT.read(body)
+    parsed, transfer, prompt = _CHAT.keyed(body, canonical.chat)
     if parsed.messages is None:
         _missing("messages")
-    try:
-        prompt = canonical.chat(parsed, body)
-    except _UNREADABLE as error:
-        _refuse(error)
     limit = parsed.max_completion_tokens
     if limit is None:
         limit = parsed.max_tokens
@@ -158,25 +177,17 @@ def _chat(body: bytes) -> ParsedBody:
 
 
 def _messages(body: bytes) -> ParsedBody:
-    parsed, transfer = _MESSAGES.read(body)
+    parsed, transfer, prompt = _MESSAGES.keyed(body, canonical.messages)
     if parsed.messages is None:
         _missing("messages")
-    try:
-        prompt = canonical.messages(parsed, body)
-    except _UNREADABLE as error:
-        _refuse(error)
     user = parsed.metadata.user_id if parsed.metadata is not None else None
     return _parsed(parsed, transfer, prompt, parsed.max_tokens, user=user)
 
 
 def _responses(body: bytes) -> ParsedBody:
-    parsed, transfer = _RESPONSES.read(body)
+    parsed, transfer, prompt = _RESPONSES.keyed(body, canonical.responses)
     if parsed.input is None and parsed.previous_response_id is None:
         _missing("input")
-    try:
-        prompt = canonical.responses(parsed, body)
-    except _UNREADABLE as error:
-        _refuse(error)
     return _parsed(
         parsed,
         transfer,
@@ -187,10 +198,12 @@ def _responses(body: bytes) -> ParsedBody:
 
 
 def _completions(body: bytes) -> ParsedBody:
-    parsed, transfer = _COMPLETIONS.read(body)
+    parsed, transfer, prompt = _COMPLETIONS.keyed(body, canonical.completions)
+    is_tokens, other_bytes = False, 0
     if parsed.prompt is None and parsed.prompt_embeds is UNSET:
         _missing("prompt")
-    prompt, is_tokens, other_bytes = _first_input(parsed.prompt, "prompt")
+    if type(parsed.prompt) is list:
+        prompt, is_tokens, other_bytes = _first_input(parsed.prompt, "prompt")
     return _parsed(
         parsed,
         transfer,
