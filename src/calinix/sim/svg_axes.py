@@ -1,0 +1,114 @@
+"""The axes of charts: from values to places on the page, and where the ticks are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Kind = Literal["linear", "log", "percentile"]
+
+MAX_TICKS = 6
+TOP_PERCENTILE = 0.999
+
+
+class Axis(msgspec.Struct, frozen=True, kw_only=True):
+    """What an axis shows. `log` shows values over 0, `percentile` shares in [0, 1).
+
+    Percentiles are as far apart as their tails differ in size: 0, 0.9, 0.99 and 0.999 are at equal
+    distances, so that the tail can be read.
+    """
+
+    name: str
+    kind: Kind = "linear"
+    least: float | None = None
+    """Where it begins; by default at the least value, linear ones at 0 if that is near."""
+    most: float | None = None
+
+    def over(self, values: Sequence[Floats], begin: float, end: float) -> Scale:
+        """This axis for these values, drawn from `begin` to `end` on the page."""
+        known = np.concatenate([np.asarray(v, float).ravel() for v in values] or [np.zeros(0)])
+        known = known[np.isfinite(known)]
+        if self.kind == "log":
+            known = known[known > 0.0]
+        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+        if self.kind == "linear" and 0.0 <= low <= 0.5 * high:
+            low = 0.0
+        low = self.least if self.least is not None else low
+        high = self.most if self.most is not None else high
+        if self.kind == "log":
+            low, high = (low, high) if 0.0 < low < high else _around(low or high or 1.0)
+        elif high <= low:
+            high = low + (abs(low) or 1.0)
+        return Scale(self.kind, low, high, begin, end)
+
+
+class Scale:
+    """An axis with its bounds: from values to places on the page."""
+
+    def __init__(self, kind: Kind, low: float, high: float, begin: float, end: float):
+        self._kind = kind
+        self._low = low
+        self._high = high
+        self._begin = begin
+        self._end = end
+        self._to: Callable[[Floats], Floats] = _TO[kind]
+        bounds = self._to(np.array([low, high]))
+        self._first, self._span = float(bounds[0]), float(bounds[1] - bounds[0]) or 1.0
+
+    def places(self, values: Floats) -> Floats:
+        """Places on the page, held within the axis; NaN stays NaN."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = (self._to(np.asarray(values, float)) - self._first) / self._span
+        return self._begin + np.clip(share, 0.0, 1.0) * (self._end - self._begin)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """(place, what is written there)."""
+        if self._kind == "percentile":
+            marks = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999]
+        elif self._kind == "log":
+            marks = _log_ticks(self._low, self._high)
+        else:
+            marks = _linear_ticks(self._low, self._high)
+        shown = [m for m in marks if self._low - 1e-12 <= m <= self._high * (1 + 1e-12) + 1e-12]
+        places = self.places(np.array(shown, float)).tolist() if shown else []
+        said = [f"p{100 * m:g}" if self._kind == "percentile" else f"{m:g}" for m in shown]
+        return list(zip(places, said, strict=True))
+
+
+def _tail(values: Floats) -> Floats:
+    return np.asarray(-np.log10(1.0 - np.minimum(values, 1.0 - 1e-9)))
+
+
+_TO: dict[Kind, Callable[[Floats], Floats]] = {
+    "linear": lambda values: values,
+    "log": lambda values: np.asarray(np.log10(np.where(values > 0.0, values, np.nan))),
+    "percentile": _tail,
+}
+
+
+def _around(value: float) -> tuple[float, float]:
+    return value / 2.0, value * 2.0
+
+
+def _linear_ticks(low: float, high: float) -> list[float]:
+    step = 10.0 ** math.floor(math.log10((high - low) / 2.0))
+    step *= next(m for m in (1.0, 2.0, 5.0, 10.0, 20.0) if (high - low) / (step * m) <= MAX_TICKS)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for within in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [float(f"{m * 10.0**d:.12g}") for d in decades for m in within]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= MAX_TICKS + 2:
+            break
+    return ticks
