@@ -19,10 +19,10 @@ def table_of(count: int) -> tuple[list[Pod], PrefillRates]:
 def test_a_steady_pod_has_its_rate() -> None:
     """Work over time, the request's own cost included."""
     (pod,), rates = table_of(1)
-    assert rates.rate(pod) == PRIOR_TOKENS_PER_S
+    assert 1 / rates.pace(pod) == PRIOR_TOKENS_PER_S
     for number in range(50):
-        rates.learn(pod, 1000 - REQUEST_TOKENS, float(number), number + 0.5)
-    assert rates.rate(pod) == pytest.approx(2000)
+        rates.learn(pod, 1000, float(number), number + 0.5)
+    assert 1 / rates.pace(pod) == pytest.approx(2000)
     assert rates.measured(pod.slot) == pytest.approx(2000)
 
 
@@ -30,8 +30,8 @@ def test_waiting_behind_others_is_no_slowness() -> None:
     """Requests dispatched at once and served one after the other show the pod's own pace."""
     (pod,), rates = table_of(1)
     for number in range(1, 50):
-        rates.learn(pod, 1000 - REQUEST_TOKENS, 0.0, number * 0.5)
-    assert rates.rate(pod) == pytest.approx(2000)
+        rates.learn(pod, 1000, 0.0, number * 0.5)
+    assert 1 / rates.pace(pod) == pytest.approx(2000)
 
 
 def test_first_tokens_at_one_moment_do_not_spoil_it() -> None:
@@ -39,8 +39,8 @@ def test_first_tokens_at_one_moment_do_not_spoil_it() -> None:
     (pod,), rates = table_of(1)
     for batch in range(50):
         for _ in range(4):
-            rates.learn(pod, 500 - REQUEST_TOKENS, float(batch), batch + 1.0)
-    assert rates.rate(pod) == pytest.approx(2000, rel=0.1)
+            rates.learn(pod, 500, float(batch), batch + 1.0)
+    assert 1 / rates.pace(pod) == pytest.approx(2000, rel=0.1)
 
 
 def test_a_change_is_followed() -> None:
@@ -48,16 +48,16 @@ def test_a_change_is_followed() -> None:
     (pod,), rates = table_of(1)
     now = 0.0
     for seconds in [0.5] * 60 + [2.0] * 40:
-        rates.learn(pod, 1000 - REQUEST_TOKENS, now, now + seconds)
+        rates.learn(pod, 1000, now, now + seconds)
         now += seconds
-    assert rates.rate(pod) == pytest.approx(500, rel=0.25)
+    assert 1 / rates.pace(pod) == pytest.approx(500, rel=0.25)
 
 
 def test_an_unmeasured_pod_has_its_pools_rate() -> None:
     """Nothing known of a pod: the mean of its role; a forgotten pod is one of these."""
     (one, two), rates = table_of(2)
-    rates.learn(one, 1000 - REQUEST_TOKENS, 0.0, 1.0)
-    assert rates.rate(two) == pytest.approx(1000)
+    rates.learn(one, 1000, 0.0, 1.0)
+    assert 1 / rates.pace(two) == pytest.approx(1000)
     assert rates.measured(two.slot) is None
     rates.forget(one.slot)
     assert rates.measured(one.slot) is None

@@ -1,30 +1,35 @@
 """The configuration: one schema, one path from the YAML file to frozen structs.
 
-schema.py and upstreams.py hold the keys; load.py reads a file and tells all its problems at once;
-expand.py and describe.py turn the result and the schema back into text for people and machines.
+schema.py, policy.py and upstreams.py hold the keys; load.py reads a file and tells all its
+problems at once; expand.py and describe.py turn the result and the schema back into text for
+people and machines.
 """
 
 from calinix.config.describe import json_schema
 from calinix.config.expand import BLOCK_SIZES, effective, expanded
 from calinix.config.fields import Mode
 from calinix.config.load import load_config, parse_config
+from calinix.config.policy import (
+    Controller,
+    Imbalance,
+    Predictive,
+    Strategy,
+    StrategyName,
+    Weights,
+)
 from calinix.config.schema import (
     Admin,
     CacheRegistry,
     Config,
     Gateway,
     Health,
-    Imbalance,
     Limits,
     Log,
     Passive,
     ServerTls,
     Sessions,
-    Strategy,
-    StrategyName,
     Timeouts,
     Waiting,
-    Weights,
 )
 from calinix.config.upstreams import (
     ClientTls,
@@ -42,6 +47,7 @@ __all__ = [
     "CacheRegistry",
     "ClientTls",
     "Config",
+    "Controller",
     "DispatchUpstream",
     "Gateway",
     "Health",
@@ -53,6 +59,7 @@ __all__ = [
     "Passive",
     "PodConfig",
     "PodGroup",
+    "Predictive",
     "ServerTls",
     "Sessions",
     "SingleUpstream",

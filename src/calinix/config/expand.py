@@ -6,7 +6,8 @@ import msgspec
 import yaml
 
 from calinix.config.fields import MASK, SECRET_KEYS, Mode
-from calinix.config.schema import Config, Strategy
+from calinix.config.policy import Strategy
+from calinix.config.schema import Config
 
 BLOCK_SIZES = {"bytes": 128, "words": 32}
 

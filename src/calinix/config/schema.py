@@ -12,7 +12,6 @@ from msgspec import Meta, field
 
 from calinix.config.fields import (
     Base,
-    Factor,
     FileName,
     Mode,
     Ms,
@@ -22,6 +21,7 @@ from calinix.config.fields import (
     Secret,
     Text,
 )
+from calinix.config.policy import Controller, Strategy, StrategyName
 from calinix.config.upstreams import Upstreams
 
 
@@ -78,50 +78,6 @@ class ServerTls(Base, frozen=True):
     """PEM file with the certificate and its chain."""
     key_file: FileName
     """PEM file with its private key."""
-
-
-class Weights(Base, frozen=True):
-    """Weights of the four scores, each in [0, 1], for one role; one that is left out is 0."""
-
-    cache: Factor = 0.0
-    """Of the share of the prompt's blocks that the pod holds."""
-    load: Factor = 0.0
-    """Of how few requests the pod has inflight, beside the busiest candidate."""
-    sticky: Factor = 0.0
-    """Of being the session's last pod."""
-    locality: Factor = 0.0
-    """Of being near the prefill pod (decode only): the same pod, host or zone."""
-
-
-class Imbalance(Base, frozen=True):
-    """Pods with inflight > factor x mean + offset are dropped before scoring."""
-
-    enabled: bool = True
-    """false: a full prefix match may outbid any load."""
-    factor: Factor = 1.5
-    """Times the mean of the candidates' inflight requests."""
-    offset: Factor = 4.0
-    """Requests on top of that."""
-
-
-StrategyName = Literal["random", "roundRobin", "leastLoad", "powerOfTwo", "cacheOnly", "cacheAware"]
-
-
-class Strategy(Base, frozen=True):
-    """A strategy with its parameters; `strategy: cacheAware` is short for `{name: cacheAware}`."""
-
-    name: StrategyName = "cacheAware"
-    """How pods are picked."""
-    single: Weights = field(default_factory=lambda: Weights(cache=0.60, load=0.30, sticky=0.10))
-    """cacheAware: weights for a single pod."""
-    prefill: Weights = field(default_factory=lambda: Weights(cache=0.65, load=0.25, sticky=0.10))
-    """cacheAware: weights for the prefill pod."""
-    decode: Weights = field(
-        default_factory=lambda: Weights(cache=0.10, load=0.55, sticky=0.10, locality=0.25)
-    )
-    """cacheAware: weights for the decode pod."""
-    imbalance: Imbalance = field(default_factory=Imbalance)
-    """cacheAware: which pods are too busy to be scored."""
 
 
 class Gateway(Base, frozen=True):
@@ -268,6 +224,8 @@ class Config(Base, frozen=True):
     """Probes and passive rules."""
     cache_registry: CacheRegistry = field(default_factory=CacheRegistry)
     """What is known of the pods' KV caches."""
+    controller: Controller = field(default_factory=Controller)
+    """Weights of the pods, renewed a few times a second."""
     sessions: Sessions = field(default_factory=Sessions)
     """The table of sessions' last pods."""
     admin: Admin = field(default_factory=Admin)

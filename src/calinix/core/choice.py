@@ -25,8 +25,9 @@ class Choice:
 
     # Not a Struct: the stages set many of these, which is seven times faster on plain slots.
     __slots__ = (
-        "among", "blocks", "busiest", "candidates", "deepest", "depths", "dropped", "index",
-        "inflight", "last", "names", "near", "pod", "pool", "role", "scores", "silent", "terms",
+        "among", "answer_tokens", "block_tokens", "blocks", "busiest", "candidates", "cap_blocks",
+        "deepest", "depths", "dropped", "index", "inflight", "last", "names", "near", "now",
+        "own_s", "pod", "pool", "request_s", "role", "rule", "scores", "silent", "terms", "tokens",
         "weights", "who",
     )  # fmt: skip
 
@@ -43,6 +44,7 @@ class Choice:
         busiest: float = 0.0,
         depths: Floats | None = None,
         deepest: float = 0.0,
+        now: float = 0.0,
     ):
         self.role = role
         self.blocks = blocks
@@ -70,6 +72,22 @@ class Choice:
         """Candidates not heard of for too long: their depths count as 0."""
         self.last: Pod | None = None
         """The session's last pod."""
+        self.answer_tokens = 0.0
+        """Tokens of the answer that it gave, as far as it is still the session's last one."""
+        self.now = now
+        """When, in seconds."""
+        self.tokens = 0.0
+        """Engine tokens of the prompt, estimated; likewise:"""
+        self.block_tokens = 0.0
+        """Of one block."""
+        self.cap_blocks = 0
+        """Most blocks that can help."""
+        self.own_s: Floats | None = None
+        """Seconds to prefill what each candidate does not hold; None: not worked out."""
+        self.request_s = 0.0
+        """Seconds to prefill the pool's mean request."""
+        self.rule = ""
+        """By which the pick was made where it was not the recipe's own; empty: it was."""
         self.names: tuple[str, ...] = ()
         """Of the scorers; likewise:"""
         self.weights: tuple[float, ...] = ()
@@ -100,7 +118,7 @@ class Choice:
 Filter = Callable[["State", RouteRequest, Choice], HostBitmap]
 """Whom to keep; may hold slots that are no candidates."""
 Scorer = Callable[["State", RouteRequest, Choice], Term | None]
-"""None: nothing to say, as if all scores were 0."""
+"""A score in [0, 1], or a cost in seconds. None: nothing to say, as if all were 0."""
 Picker = Callable[["State", RouteRequest, Choice], int]
 """Place of the pick among the candidates."""
 

@@ -159,3 +159,45 @@ class Failed(Event, frozen=True):
     leg: Role
     failure: Failure
     status: int = 0
+
+
+class PodFacts(msgspec.Struct, frozen=True):
+    """What one replica has on one pod, and has measured of it."""
+
+    pod_id: str
+    inflight: float = 0.0
+    """Requests."""
+    work_tokens: float = 0.0
+    """Prefill work that waits for its first token."""
+    context_tokens: float = 0.0
+    """Tokens of its requests in the pod's KV cache."""
+    rate_tokens: float = 0.0
+    """Prefill work that its measured rate rests on, and"""
+    rate_s: float = 0.0
+    """the seconds that this work took."""
+
+
+class RoleFacts(msgspec.Struct, frozen=True):
+    """What one replica has routed to a role since it started; a difference of two is a flow."""
+
+    role: Role
+    requests: float
+    work_tokens: float
+
+
+class ReplicaFacts(Event, frozen=True):
+    """Another router of the same pods says what it has there: for scoring, never for leases.
+
+    Each one replaces what the same replica said before.
+    """
+
+    replica: str
+    """Its name."""
+    pods: tuple[PodFacts, ...]
+    roles: tuple[RoleFacts, ...] = ()
+    sync_s: float = 0.0
+    """How often it says so; 0: it is seen from when it does."""
+    age_s: float = 0.0
+    """How old this is on arrival."""
+    gateways: int = 0
+    """Replicas in all, this one included; 0: as many as are heard of."""

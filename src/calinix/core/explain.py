@@ -108,6 +108,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
     return {
         "role": choice.role,
         "picked": picked,
+        "rule": choice.rule or None,
         "runnerUp": others[0] if others and scores is not None else None,
         "weights": {name: weight for name, weight, _ in _said(choice)},
         "candidates": candidates,

@@ -10,6 +10,7 @@ Nothing but leases changes these columns: no probe, no event of a pod.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,17 +23,26 @@ from calinix.core.requests import Work
 if TYPE_CHECKING:
     from calinix.core.explain import Explanation
     from calinix.core.prepare import Prompt
+    from calinix.core.sessions import Session
 
 _MAX_STALE_RELEASES = 1024
+_MAX_WAITING = 4096
+"""Requests of a pod that are remembered in the order in which it prefills them."""
 
 
 class Lease:
     """What one request holds. Changed only by the Ledger and the Router."""
 
     __slots__ = (
+        "ahead",
         "confirmed",
+        "context",
+        "crowd",
         "decode_tokens",
+        "effort",
+        "effort_held",
         "explanation",
+        "hidden",
         "id",
         "opened_s",
         "pod",
@@ -40,7 +50,9 @@ class Lease:
         "prefill_held",
         "prefill_tokens",
         "prefilled",
+        "prefilled_s",
         "prompt",
+        "session",
         "work",
         "work_tokens",
     )  # fmt: skip
@@ -58,6 +70,8 @@ class Lease:
         prompt: Prompt,
         explanation: Explanation,
         work_tokens: float,
+        effort: float = 0.0,
+        context: float = 0.0,
         confirmed: bool = False,
         prefilled: bool = False,
     ):
@@ -76,7 +90,24 @@ class Lease:
         self.prompt = prompt
         self.explanation = explanation
         self.work_tokens = work_tokens
-        """The uncached prompt tokens taken at first; what rates are learned from."""
+        """The uncached prompt tokens taken at first."""
+        self.effort = effort
+        """The work of its prefill, in work tokens; what rates are learned from."""
+        self.effort_held = effort
+        """What of it is still held; 0 when given back."""
+        self.context = context
+        """Tokens that it keeps in the KV cache of the pod that answers."""
+        self.ahead = 0.0
+        """All that the pod had to prefill until its first token, that of other replicas included;
+        0 where there are none."""
+        self.prefilled_s = 0.0
+        """When its prefill leg was answered, in dispatch mode."""
+        self.crowd = 0.0
+        """Requests that the pod had at its first token."""
+        self.hidden = False
+        """Its first token is not seen."""
+        self.session: Session | None = None
+        """The session it belongs to."""
         self.confirmed = confirmed
         """The prompt's blocks are known to be on the pod that answers."""
         self.prefilled = prefilled
@@ -95,6 +126,9 @@ class Ledger:
         self.next_release_s = float("inf")
         """When `release_due` has something to do."""
         self._holders = [0] * table.max_pods
+        self._waiting: list[deque[Lease] | None] = [None] * table.max_pods
+        self.unseen: dict[int, tuple[float, float]] = {}
+        """Slot -> (effort, since): prefills that ended unseen since the pod's last first token."""
         self.loads = Loads(table.max_pods)
         """The columns, for taking the load of many pods at once."""
         self.inflight = np.asarray(self.loads.inflight)
@@ -128,10 +162,14 @@ class Ledger:
         decode_tokens: float,
         prompt: Prompt,
         explanation: Explanation,
+        effort: float = 0.0,
+        context: float = 0.0,
     ) -> Lease:
         """Takes the load; token counts are rounded to whole tokens."""
         tokens = (prefill_tokens + 0.5) // 1.0
         output = (decode_tokens + 0.5) // 1.0
+        effort = (effort + 0.5) // 1.0
+        context = (context + 0.5) // 1.0
         self._last_id = lease_id = self._last_id + 1
         self.leases[lease_id] = lease = Lease(
             lease_id,
@@ -145,49 +183,102 @@ class Ledger:
             prompt,
             explanation,
             tokens,
+            effort,
+            context,
         )
         slot = pod.slot
         self._holders[slot] += 1
         if prefill is None:
-            if self.loads.take(slot, -1, tokens, output):
+            if self.loads.take(slot, -1, tokens, output, effort, context, now):
                 self.recheck(slot)
         else:
             self._holders[prefill.slot] += 1
-            if self.loads.take(slot, prefill.slot, tokens, output):
+            if self.loads.take(slot, prefill.slot, tokens, output, effort, context, now):
                 self.recheck(slot)
                 self.recheck(prefill.slot)
+            slot = prefill.slot
+        if effort:
+            self._line_up(slot, lease)
         return lease
+
+    def _line_up(self, slot: int, lease: Lease) -> None:
+        waiting = self._waiting[slot]
+        if waiting is None:
+            waiting = self._waiting[slot] = deque(maxlen=_MAX_WAITING)
+        while waiting and not waiting[0].effort_held:
+            waiting.popleft()
+        waiting.append(lease)
+        if self.unseen and self.loads.work[slot] == lease.effort:
+            # Nothing waited: time in which a pod had nothing to do says nothing of its speed.
+            self.unseen.pop(slot, None)
+
+    def oldest(self, slot: int) -> Lease | None:
+        """The request that the pod has had longest without its first token."""
+        waiting = self._waiting[slot]
+        while waiting and not waiting[0].effort_held:
+            waiting.popleft()
+        return waiting[0] if waiting else None
+
+    def pass_line(self, slot: int, lease: Lease) -> None:
+        """The pod has prefilled `lease`, so also what it got before and does not tell of."""
+        waiting = self._waiting[slot]
+        while waiting and waiting[0].id <= lease.id:
+            earlier = waiting.popleft()
+            if earlier.hidden and earlier.effort_held:
+                self.release_prefill(earlier)
+
+    def hide(self, lease: Lease, due_s: float) -> None:
+        """Its first token will not be seen: it is believed there at `due_s` at the latest."""
+        lease.hidden = True
+        self.release_prefill_at(lease, due_s)
+
+    def take_unseen(self, slot: int, dispatched_s: float) -> tuple[float, float]:
+        """(effort, since): `unseen` of the slot, begun anew; `since` is never after dispatched."""
+        effort, since_s = self.unseen.pop(slot, (0.0, dispatched_s))
+        return effort, since_s if since_s < dispatched_s else dispatched_s  # noqa: FURB136
 
     def release_prefill(self, lease: Lease) -> None:
         """The prompt is prefilled: that part goes back. Harmless the second time."""
-        tokens, prefill = lease.prefill_tokens, lease.prefill
+        tokens, prefill, effort = lease.prefill_tokens, lease.prefill, lease.effort_held
         if prefill is None:
-            if tokens:
-                lease.prefill_tokens = 0.0
-                self.loads.give_prefill(lease.pod.slot, tokens, False)
-        elif tokens or lease.prefill_held:
+            if tokens or effort:
+                slot = lease.pod.slot
+                lease.prefill_tokens = lease.effort_held = 0.0
+                self.loads.give_prefill(slot, tokens, False, effort)
+                if lease.hidden:
+                    self._end_unseen(slot, lease)
+        elif tokens or effort or lease.prefill_held:
             slot, held = prefill.slot, lease.prefill_held
-            lease.prefill_tokens = 0.0
+            lease.prefill_tokens = lease.effort_held = 0.0
             lease.prefill_held = False
-            if self.loads.give_prefill(slot, tokens, held):
+            if self.loads.give_prefill(slot, tokens, held, effort):
                 self.recheck(slot)
 
-    def close(self, lease_id: int) -> Lease | None:
-        """Gives back all that is still held; None for an unknown or closed lease."""
+    def _end_unseen(self, slot: int, lease: Lease) -> None:
+        done, since_s = self.unseen.get(slot, (0.0, lease.opened_s))
+        self.unseen[slot] = (done + lease.effort, min(since_s, lease.opened_s))
+
+    def close(self, lease_id: int, now: float = 0.0, is_lost: bool = False) -> Lease | None:
+        """Gives back all that is still held; None for an unknown or closed lease.
+
+        `is_lost`: it ended without an answer, so nobody knows whether it was prefilled.
+        """
         lease = self.leases.pop(lease_id, None)
         if lease is None:
             return None
         slot, prefill = lease.pod.slot, lease.prefill
         self._holders[slot] -= 1
-        tokens = 0.0
+        tokens, effort = 0.0, 0.0
         if prefill is None:
-            tokens = lease.prefill_tokens
-            if tokens:
-                lease.prefill_tokens = 0.0
+            tokens, effort = lease.prefill_tokens, lease.effort_held
+            if tokens or effort:
+                lease.prefill_tokens = lease.effort_held = 0.0
+                if lease.hidden and not is_lost:
+                    self._end_unseen(slot, lease)
         else:
             self._holders[prefill.slot] -= 1
             self.release_prefill(lease)
-        if self.loads.give(slot, tokens, lease.decode_tokens):
+        if self.loads.give(slot, tokens, lease.decode_tokens, effort, lease.context, now):
             self.recheck(slot)
         return lease
 

@@ -9,6 +9,7 @@ from calinix.core import events
 from calinix.core.events import Event, Failure
 from calinix.core.ledger import Lease
 from calinix.core.means import RequestMeans
+from calinix.core.outlook import Answers
 from calinix.core.pods import Pod
 from calinix.core.requests import Work
 from calinix.core.roster import Roster
@@ -49,6 +50,7 @@ class Observer:
             events.FirstToken: self._first_token,
             events.Finished: self._finished,
             events.Failed: self._failed,
+            events.ReplicaFacts: self._replica_facts,
         }
 
     # --- pods --------------------------------------------------------------------------------
@@ -71,7 +73,12 @@ class Observer:
 
     def _strategy_changed(self, event: events.StrategyChanged, now: float) -> None:  # noqa: ARG002
         self._state.strategy = event.strategy
+        self._state.owed.clear()
         self._state.recipes = recipes(event.strategy) | self._state.own_recipes
+
+    def _replica_facts(self, event: events.ReplicaFacts, now: float) -> None:
+        self._state.replicas.absorb(event, now)
+        self._state.rates.share(self._state.replicas.rate_tokens, self._state.replicas.rate_s)
 
     def _rules_changed(self, event: events.RulesChanged, now: float) -> None:  # noqa: ARG002
         self._state.health.adopt(event.health)
@@ -149,7 +156,8 @@ class Observer:
         prefill = lease.prefill
         if state.table.is_current(prefill):
             self._heard(prefill, now)
-            state.rates.learn(prefill, lease.work_tokens, lease.opened_s, now)
+            lease.prefilled_s = now
+            self._learn_rate(prefill, lease, now)
             state.health.succeeded(prefill.slot, lease.id, now)
             self._confirm(prefill, lease)
 
@@ -168,15 +176,56 @@ class Observer:
         if self._table.is_current(pod):
             if health.heard(pod.slot, now):
                 self._roster.make_cold(pod)
-            if lease.prefill is None and lease.work is _GENERATE:
-                self._rates.learn(pod, lease.work_tokens, opened_s, now)
+            if lease.work is _GENERATE:
+                lease.crowd = ledger.loads.inflight[pod.slot]
+                if lease.prefill is None:
+                    self._learn_rate(pod, lease, now)
+                elif lease.prefilled_s > 0.0:
+                    self._learn_transfer(lease, now)
             if health.trying:
                 health.first_token(pod.slot, lease.id, now)
         if not lease.confirmed:
             self._confirm_all(lease)
 
+    def _learn_rate(self, pod: Pod, lease: Lease, now: float) -> None:
+        """The pod has prefilled this, and with it what it got before and did not tell of."""
+        ledger = self._ledger
+        if lease.hidden or not lease.effort:
+            return
+        if lease.ahead:
+            # Work of others stood between two first tokens of ours: only the whole wait is known.
+            self._rates.learn(pod, lease.ahead, lease.opened_s, now, is_wait=True)
+            return
+        effort, since_s = lease.effort, lease.opened_s
+        ledger.pass_line(pod.slot, lease)
+        if ledger.unseen:
+            unseen, since_s = ledger.take_unseen(pod.slot, since_s)
+            effort += unseen
+        self._rates.learn(pod, effort, since_s, now)
+
+    def _learn_transfer(self, lease: Lease, now: float) -> None:
+        state, prefill = self._state, lease.prefill
+        assert prefill is not None
+        kind = state.transfers.kind(state.table, prefill.slot, lease.pod.slot)
+        step_s = state.outlooks["decode"].token_s
+        state.transfers.learn(kind, lease.prompt.tokens, max(now - lease.prefilled_s - step_s, 0.0))
+
+    def _learn_answer(self, lease: Lease, tokens: int) -> None:
+        """How long an answer took after its first token, where that was seen."""
+        why, slot = lease.explanation, lease.pod.slot
+        if lease.session is not None:
+            lease.session.answer_tokens = float(tokens)
+        if why.ttft_s is None or why.e2e_s is None or tokens < 2:
+            return
+        answers = self._state.answers
+        kept = answers[slot]
+        if kept is None:
+            kept = answers[slot] = Answers()
+        load = 0.5 * (lease.crowd + self._ledger.loads.inflight[slot] + 1.0)
+        kept.add(why.e2e_s - why.ttft_s, tokens - 1.0, load)
+
     def _finished(self, event: events.Finished, now: float) -> None:
-        lease = self._ledger.close(event.lease_id)
+        lease = self._ledger.close(event.lease_id, now, not 200 <= event.status < 300)
         if lease is None:
             return
         status, why = event.status, lease.explanation
@@ -192,6 +241,8 @@ class Observer:
                     self._preparer.learn(lease.prompt, event.prompt_tokens)
                 if event.output_tokens is not None:
                     self._means.answered(event.output_tokens)
+                    if self._table.is_current(lease.pod):
+                        self._learn_answer(lease, event.output_tokens)
             if not lease.confirmed:
                 self._confirm_all(lease)
         else:
@@ -209,7 +260,7 @@ class Observer:
 
     def _failed(self, event: events.Failed, now: float) -> None:
         state = self._state
-        lease = state.ledger.close(event.lease_id)
+        lease = state.ledger.close(event.lease_id, now, True)
         if lease is None:
             return
         why = lease.explanation

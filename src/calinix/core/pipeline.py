@@ -22,7 +22,7 @@ def choose(
 ) -> Choice:
     """Chooses a pod; `pod` of the result is None when nobody is left. `now` in seconds."""
     table = state.table
-    choice = Choice(role, prompt.blocks, table.roles[role], table.who, near)
+    choice = Choice(role, prompt.blocks, table.roles[role], table.who, near, now=now)
     narrow(state, request, choice)
     candidates = choice.candidates
     if not candidates:
@@ -44,9 +44,13 @@ def choose(
             if depths is not None:
                 _mask(choice)
     if recipe.scorers:
+        choice.tokens, choice.block_tokens = prompt.tokens, prompt.block_tokens
+        choice.cap_blocks = prompt.cap_blocks
         if request.session_key is not None:
-            key = (request.tenant, request.session_key)
-            choice.last = state.sessions.last(key, role, now)
+            session = state.sessions.find((request.tenant, request.session_key), now)
+            if session is not None:
+                choice.last = state.sessions.pod_of(session, role)
+                choice.answer_tokens = session.answer_tokens
         terms = choice.terms = [scorer(state, request, choice) for _, _, scorer in recipe.scorers]
         choice.names, choice.weights = recipe.names, recipe.weights
         choice.scores = weigh(terms, recipe.weights, among.count)
@@ -60,7 +64,9 @@ def _look(state: State, choice: Choice) -> SlotSet:
     """Takes the candidates' load."""
     candidates, table = choice.candidates, state.table
     among = choice.among = table.slot_sets.get(candidates) or table.slot_set(candidates)
-    choice.inflight, choice.busiest = look(state.ledger.loads.inflight, among.slots)
+    choice.inflight, choice.busiest = look(
+        state.ledger.loads.inflight, among.slots, state.replicas.inflight
+    )
     return among
 
 

@@ -47,23 +47,32 @@ class Planner:
             if cached:
                 # Most blocks that can help: engines always recompute the last token.
                 cached_tokens = min(cached, prompt.cap_blocks) * prompt.block_tokens
-        uncached, output, ttft_s = 0.0, 0.0, None
+        uncached, output, effort, ttft_s = 0.0, 0.0, 0.0, None
         work = request.work
         if work is _GENERATE:
-            if request.prefill_pod is None:
-                uncached = prompt.tokens - cached_tokens
             output = means.output_tokens(request.max_output_tokens)
-            backlog = ledger.backlog_tokens(prefiller.slot) + uncached + REQUEST_TOKENS
-            ttft_s = backlog / state.rates.rate(prefiller)
+            if request.prefill_pod is None:
+                credit = asked.answer_tokens if asked.last is pod and prefill is None else 0.0
+                uncached = max(prompt.tokens - cached_tokens - credit, 0.0)
+                effort = self._effort(uncached, prompt.tokens - uncached)
+                ttft_s = self._ahead(prefiller, effort) * state.rates.pace(prefiller)
         elif work is _POOLING:
             uncached = prompt.tokens
+            effort = self._effort(uncached, 0.0)
         elif work is _MEAN:
             uncached = means.prompt_tokens(prefiller.role)
             output = means.output_tokens(None)
+            effort = self._effort(uncached, 0.0)
         explanation = Explanation(choice, first, now, ttft_s)
-        lease = ledger.open(pod, prefill, work, now, uncached, output, prompt, explanation)
+        context = prompt.tokens + 0.5 * output if work is _GENERATE else 0.0
+        is_shared = state.replicas.inflight is not None
+        ahead = self._ahead(prefiller, effort) if is_shared else 0.0
+        lease = ledger.open(
+            pod, prefill, work, now, uncached, output, prompt, explanation, effort, context
+        )
+        lease.ahead = ahead
         if not request.streamed and ttft_s is not None and prefill is None:
-            ledger.release_prefill_at(lease, now + ttft_s)
+            ledger.hide(lease, now + ttft_s)
         self._write_down(request, lease)
         plan = RoutePlan(
             request_id=request.request_id,
@@ -82,6 +91,20 @@ class Planner:
         self._append(plan)
         return plan
 
+    def _effort(self, uncached: float, cached: float) -> float:
+        """The work of a prefill in work tokens, as the costs see it."""
+        attention_tokens = self._state.strategy.predictive.attention_tokens
+        if attention_tokens <= 0.0:
+            return uncached + REQUEST_TOKENS
+        return uncached * (1.0 + (cached + 0.5 * uncached) / attention_tokens) + REQUEST_TOKENS
+
+    def _ahead(self, pod: Pod, effort: float) -> float:
+        """Work until the first token of a request with this one: all that the pod has before it."""
+        state = self._state
+        shared = state.replicas.work
+        ahead = state.ledger.loads.work[pod.slot] + effort
+        return ahead if shared is None else ahead + shared[pod.slot]
+
     def _write_down(self, request: RouteRequest, lease: Lease) -> None:
         """What a plan brings with it, beside its load."""
         state, prompt, pod, prefill = self._state, lease.prompt, lease.pod, lease.prefill
@@ -91,10 +114,16 @@ class Planner:
             if prefill is not None:
                 state.registry.route(prefill.slot, prompt.chain, ticket)
         if lease.work is _GENERATE and request.prefill_pod is None:
-            self._means.routed(pod.role if prefill is None else prefill.role, lease.work_tokens)
+            role = pod.role if prefill is None else prefill.role
+            self._means.routed(role, lease.work_tokens)
+            outlook = state.outlooks[role]
+            outlook.requests += 1.0
+            outlook.work += lease.effort
+            if prefill is not None:
+                state.outlooks[pod.role].requests += 1.0
         if request.session_key is not None:
             key = (request.tenant, request.session_key)
-            state.sessions.remember(key, pod, prefill, lease.opened_s)
+            lease.session = state.sessions.remember(key, pod, prefill, lease.opened_s)
         if state.health.half_open:
             self._begin_trials(lease)
 

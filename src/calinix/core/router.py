@@ -13,7 +13,6 @@ from calinix.core.bitmap import iterate
 from calinix.core.choice import Choice, Recipe
 from calinix.core.events import Event
 from calinix.core.explain import DecisionRing
-from calinix.core.means import RequestMeans
 from calinix.core.observe import Observer
 from calinix.core.pipeline import choose
 from calinix.core.plans import Planner
@@ -49,10 +48,9 @@ class Router:
         state.own_recipes = dict(recipes or {})
         state.recipes = recipes_of(state.strategy) | state.own_recipes
         self._roster = Roster(state)
-        means = RequestMeans()
         self._decisions = DecisionRing(config.gateway.decisions_kept)
-        self._planner = Planner(state, means, self._decisions)
-        self._handlers = Observer(state, self._roster, means).handlers
+        self._planner = Planner(state, state.means, self._decisions)
+        self._handlers = Observer(state, self._roster, state.means).handlers
         self._next_look_s = float("-inf")
         upstreams = config.upstreams
         if upstreams.single is not None:

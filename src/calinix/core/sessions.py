@@ -12,8 +12,10 @@ SessionKey = tuple[bytes, str]
 _SWEEP = 64
 
 
-class _Session:
-    __slots__ = ("decode", "prefill", "seen_s", "single")
+class Session:
+    """The pods that served a session last, and the answer that the last of them gave."""
+
+    __slots__ = ("answer_tokens", "decode", "prefill", "seen_s", "single")
 
     def __init__(
         self,
@@ -26,6 +28,8 @@ class _Session:
         self.prefill = prefill
         self.decode = decode
         self.seen_s = seen_s
+        self.answer_tokens = 0.0
+        """Of the last answer: cached on its pod, and no prompt has told so yet."""
 
 
 class Sessions:
@@ -38,27 +42,36 @@ class Sessions:
         self._table = table
         self._max_sessions = max_sessions
         self._ttl_s = ttl_s
-        self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
+        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
 
     def __len__(self) -> int:
         """How many sessions are remembered."""
         return len(self._sessions)
 
+    def find(self, key: SessionKey, now: float) -> Session | None:
+        """The session, if it is remembered."""
+        session = self._sessions.get(key)
+        return None if session is None or now - session.seen_s > self._ttl_s else session
+
     def last(self, key: SessionKey, role: Role, now: float) -> Pod | None:
         """The pod of this role that served the session last, if it is still the same process."""
-        session = self._sessions.get(key)
-        if session is None or now - session.seen_s > self._ttl_s:
-            return None
+        session = self.find(key, now)
+        return None if session is None else self.pod_of(session, role)
+
+    def pod_of(self, session: Session, role: Role) -> Pod | None:
+        """Its last pod of this role, if that is still the same process."""
         pod: Pod | None = getattr(session, role)
         return pod if pod is not None and self._table.is_current(pod) else None
 
-    def remember(self, key: SessionKey, pod: Pod, prefill: Pod | None, now: float) -> None:
+    def remember(
+        self, key: SessionKey, pod: Pod, prefill: Pod | None, now: float
+    ) -> Session | None:
         """The session's request went to `pod`, in dispatch mode prefilled on `prefill`."""
         session = self._sessions.get(key)
         if session is None:
             if not self._max_sessions:
-                return
-            session = self._sessions[key] = _Session()
+                return None
+            session = self._sessions[key] = Session()
             if len(self._sessions) > self._max_sessions:
                 self._sessions.popitem(last=False)
         else:
@@ -70,6 +83,8 @@ class Sessions:
             if prefill is not None:
                 session.prefill = prefill
         session.seen_s = now
+        session.answer_tokens = 0.0
+        return session
 
     def sweep(self, now: float) -> None:
         """Forgets some of the sessions that are over: a bounded share."""

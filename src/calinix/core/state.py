@@ -6,13 +6,18 @@ from typing import Protocol
 
 from calinix.config import Config, Mode, Strategy
 from calinix.core.choice import Recipe
+from calinix.core.columns import Values
 from calinix.core.health import HealthTable
 from calinix.core.kv import PrefixRegistry
 from calinix.core.ledger import Ledger
+from calinix.core.means import RequestMeans
+from calinix.core.outlook import Answers, Outlook, ones
 from calinix.core.pods import ROLES, PodTable, Role
 from calinix.core.prepare import Preparer
 from calinix.core.rates import PrefillRates
+from calinix.core.replicas import Replicas
 from calinix.core.sessions import Pins, Sessions
+from calinix.core.transfers import Transfers
 
 
 class Rng(Protocol):
@@ -48,6 +53,20 @@ class State:
         self.table = PodTable(cache.max_pods)
         self.ledger = Ledger(self.table)
         self.rates = PrefillRates(cache.max_pods)
+        self.means = RequestMeans()
+        self.outlooks: dict[Role, Outlook] = {role: Outlook() for role in ROLES}
+        self.answers: list[Answers | None] = [None] * cache.max_pods
+        """By slot: what answers took; None: none since that was last asked for."""
+        self.slowness = ones(cache.max_pods)
+        """By slot: time per output token over what the pool's model says."""
+        self.weights = ones(cache.max_pods)
+        """By slot: the controllers' weights. Written by core/steering.py; likewise:"""
+        self.blind_weights = ones(cache.max_pods)
+        """For when the others' load is not known well enough to compare pods by it."""
+        self.owed: dict[Role, Values] = {}
+        """Per role: what weighted turns still owe each slot."""
+        self.replicas = Replicas(self.table)
+        self.transfers = Transfers()
         self.health = HealthTable(cache.max_pods, config.health, cache.stale_ttl_ms / 1e3)
         ttl_s = config.sessions.ttl_ms / 1e3
         self.sessions = Sessions(self.table, config.sessions.max_sessions, ttl_s)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from calinix.config import Strategy, Weights
 from calinix.core.choice import Recipe
+from calinix.core.costs import COSTS
 from calinix.core.filters import FILTERS
 from calinix.core.pickers import PICKERS
 from calinix.core.pods import ROLES, Role
@@ -66,6 +67,28 @@ def _cache_aware(strategy: Strategy, role: Role) -> Recipe:
     )
 
 
+def _weighted_round_robin(strategy: Strategy, role: Role) -> Recipe:  # noqa: ARG001
+    return _recipe("weightedTurn")
+
+
+def _weighted_power_of_two(strategy: Strategy, role: Role) -> Recipe:  # noqa: ARG001
+    return _recipe("lessLoadedOfTwoWeighted")
+
+
+def _predictive(strategy: Strategy, role: Role) -> Recipe:  # noqa: ARG001
+    names = ["queue", "prefill", "others"]
+    names += ["decode", "transfer"] if role == "decode" else ["crowd"]
+    names += [] if role == "prefill" else ["session"]
+    return Recipe(
+        (),
+        tuple((name, -1.0, COSTS[name]) for name in names),
+        tuple(names),
+        (-1.0,) * len(names),
+        PICKERS["cheapest"],
+        uses_cache=True,
+    )
+
+
 STRATEGIES: dict[str, Callable[[Strategy, Role], Recipe]] = {
     "random": _random,
     "roundRobin": _round_robin,
@@ -73,6 +96,9 @@ STRATEGIES: dict[str, Callable[[Strategy, Role], Recipe]] = {
     "powerOfTwo": _power_of_two,
     "cacheOnly": _cache_only,
     "cacheAware": _cache_aware,
+    "weightedRoundRobin": _weighted_round_robin,
+    "weightedPowerOfTwo": _weighted_power_of_two,
+    "predictive": _predictive,
 }
 
 

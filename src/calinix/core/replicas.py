@@ -1,0 +1,141 @@
+"""What the other routers of the same pods have there: sums by slot, how old they are, their flow.
+
+Only scoring looks at it. Between two reports what the others route is not seen; `unseen` says how
+much that will be.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from calinix.core.columns import Values
+from calinix.core.events import PodFacts, ReplicaFacts, RoleFacts
+from calinix.core.pods import PodTable, Role
+
+MAX_REPLICAS = 64
+"""One more than these is not listened to."""
+SILENT_S = 10.0
+"""A replica that says nothing for so long, or for four of its periods, is gone with its load."""
+START_SYNC_S = 1.0
+"""How often a replica is taken to report until it has done so twice."""
+_COLUMNS = ("inflight", "work_tokens", "context_tokens", "rate_tokens", "rate_s")
+_KEEP = 0.7
+
+
+class _Replica:
+    """The last report of one replica, and what several of them say."""
+
+    __slots__ = ("columns", "flow", "gateways", "said", "sync_s", "true_s")
+
+    def __init__(self, slots: int):
+        self.columns: npt.NDArray[np.float64] = np.zeros((len(_COLUMNS), slots))
+        self.said: dict[Role, RoleFacts] = {}
+        self.flow: dict[Role, tuple[float, float]] = {}
+        """Role -> (requests a second, work tokens a second)."""
+        self.true_s = float("-inf")
+        """When its last report was true."""
+        self.sync_s = 0.0
+        self.gateways = 0
+
+
+class Replicas:
+    """The other replicas. Columns are by slot, and None as long as there is no other replica."""
+
+    def __init__(self, table: PodTable):
+        self._table = table
+        self._known: dict[str, _Replica] = {}
+        self.inflight: Values | None = None
+        self.work: Values | None = None
+        self.context: Values | None = None
+        self.rate_tokens: Values | None = None
+        self.rate_s: Values | None = None
+
+    def __len__(self) -> int:
+        """How many others there are."""
+        stated = max((one.gateways for one in self._known.values()), default=0)
+        return max(len(self._known), stated - 1)
+
+    @property
+    def sync_s(self) -> float:
+        """Seconds between two reports of a replica, the longest of all; 0 without replicas."""
+        return max((one.sync_s or START_SYNC_S for one in self._known.values()), default=0.0)
+
+    def absorb(self, event: ReplicaFacts, now: float) -> None:
+        """Takes in a report. Pods that are not configured here are left out."""
+        one = self._known.get(event.replica)
+        if one is None:
+            if len(self._known) >= MAX_REPLICAS:
+                return
+            one = self._known[event.replica] = _Replica(self._table.max_pods)
+        true_s = now - max(event.age_s, 0.0)
+        elapsed_s = true_s - one.true_s
+        if 0.0 < elapsed_s < float("inf"):
+            measured_s = _KEEP * (one.sync_s or elapsed_s) + (1.0 - _KEEP) * elapsed_s
+            one.sync_s = event.sync_s or measured_s
+            self._flow(one, event.roles, elapsed_s)
+        elif event.sync_s > 0.0:
+            one.sync_s = event.sync_s
+        one.said = {facts.role: facts for facts in event.roles}
+        one.true_s, one.gateways = true_s, event.gateways
+        one.columns = self._by_slot(event.pods)
+        self._sum()
+
+    def forget_silent(self, now: float) -> None:
+        """Drops replicas that are gone."""
+        gone = [
+            name
+            for name, one in self._known.items()
+            if now - one.true_s > max(SILENT_S, 4.0 * one.sync_s)
+        ]
+        for name in gone:
+            del self._known[name]
+        if gone:
+            self._sum()
+
+    def unseen(self, role: Role, now: float) -> float:
+        """Requests that the others have probably routed to the role since their last reports."""
+        return sum(
+            max(now - one.true_s, 0.0) * one.flow.get(role, (0.0, 0.0))[0]
+            for one in self._known.values()
+        )
+
+    def flow(self, role: Role) -> tuple[float, float]:
+        """(requests a second, work tokens a second) that the others route to the role."""
+        flows = [one.flow.get(role, (0.0, 0.0)) for one in self._known.values()]
+        return sum(requests for requests, _ in flows), sum(work for _, work in flows)
+
+    def _flow(self, one: _Replica, said: Sequence[RoleFacts], elapsed_s: float) -> None:
+        for facts in said:
+            before = one.said.get(facts.role)
+            if before is None or facts.requests < before.requests:
+                continue  # its first report, or it began anew
+            fresh = (
+                (facts.requests - before.requests) / elapsed_s,
+                max(facts.work_tokens - before.work_tokens, 0.0) / elapsed_s,
+            )
+            old = one.flow.get(facts.role, fresh)
+            one.flow[facts.role] = (
+                _KEEP * old[0] + (1.0 - _KEEP) * fresh[0],
+                _KEEP * old[1] + (1.0 - _KEEP) * fresh[1],
+            )
+
+    def _by_slot(self, pods: Sequence[PodFacts]) -> npt.NDArray[np.float64]:
+        columns = np.zeros((len(_COLUMNS), self._table.max_pods))
+        for facts in pods:
+            pod = self._table.find(facts.pod_id)
+            if pod is not None:
+                values = [float(getattr(facts, name)) for name in _COLUMNS]
+                columns[:, pod.slot] = [value if 0.0 <= value < 1e15 else 0.0 for value in values]
+        return columns
+
+    def _sum(self) -> None:
+        if not self._known:
+            self.inflight = self.work = self.context = self.rate_tokens = self.rate_s = None
+            return
+        total = sum(one.columns for one in self._known.values())
+        columns = [array("d", row.tobytes()) for row in np.asarray(total)]
+        self.inflight, self.work, self.context, self.rate_tokens, self.rate_s = columns
