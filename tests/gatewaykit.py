@@ -180,7 +180,7 @@ def dispatch_of(
 ) -> dict[str, Any]:
     """Round robin over these prefill and decode pods, protocol plain, rare probes."""
     groups = {"prefill": {"pods": _entries(prefill)}, "decode": {"pods": _entries(decode)}}
-    base = {"upstreams": {"dispatch": groups}, **QUIET, **ROUND_ROBIN}
+    base = {"upstreams": {"dispatch": {"protocol": "plain", **groups}}, **QUIET, **ROUND_ROBIN}
     return merged(base, extra or {})
 
 

@@ -8,7 +8,7 @@ import gc
 import random
 import signal
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import structlog
@@ -22,6 +22,7 @@ from calinix.core.recorded import RecordedRouter
 from calinix.core.router import Router
 from calinix.edge.health import Prober
 from calinix.edge.http_server import HttpServer
+from calinix.edge.identify import Identity
 from calinix.edge.journal import Journal
 from calinix.edge.tls import client_ssl_context, server_ssl_context
 from calinix.errors import ConfigError
@@ -119,8 +120,14 @@ class App:
             self.config.health,
             self.gateway.observe,
             self._jitter.random,
+            self._identified_of(upstream.pod.id),
         )
         self._probes[upstream.pod.id] = self._loop.create_task(prober.run())
+
+    def _identified_of(self, pod_id: str) -> Callable[[str, Identity], None] | None:
+        """Who is told what a pod is; None where it does not matter."""
+        dispatch = self.gateway.dispatch
+        return dispatch.identified if pod_id in dispatch.asked_pods else None
 
     def _stop_probe(self, pod_id: str) -> None:
         task = self._probes.pop(pod_id, None)
@@ -145,13 +152,14 @@ class App:
         for key in ignored:
             log.warning("reload_ignores", key=key, hint="takes effect at the next start")
         probes_change = config.health != self.config.health
+        asked = self.gateway.dispatch.asked_pods
         self.config = config
         self.gateway.upstreams.adopt(config, pod_tls)
         self.gateway.reload(config)
         self.server.adopt(config.gateway.limits, config.gateway.timeouts)
         if self.admin is not None:
             self.admin.adopt(_admin_limits(config), config.gateway.timeouts)
-        if probes_change:
+        if probes_change or self.gateway.dispatch.asked_pods != asked:
             for upstream in self.gateway.upstreams:
                 self._stop_probe(upstream.pod.id)
                 self._start_probe(upstream)

@@ -14,7 +14,7 @@ from calinix.engines.base import (
     decode_members,
     encode_members,
     strip_transfer_fields,
-    with_member,
+    with_members,
 )
 from calinix.errors import BadRequest
 
@@ -90,9 +90,9 @@ def test_stripping_equals_deleting_from_the_parsed_object(
 
 @given(st.dictionaries(st.text("abc\u00e9", max_size=3), VALUES, max_size=4), VALUES)
 def test_a_member_is_added_and_the_rest_is_not_touched(obj: dict[str, Any], value: Any) -> None:
-    """`with_member` only appends: what stood there stands there."""
+    """`with_members` only appends: what stood there stands there."""
     body = json.dumps(obj, indent=1).encode() + b" \n"
-    result = with_member(body, "added", json.dumps(value).encode())
+    result = with_members(body, {"added": json.dumps(value).encode()})
     assert json.loads(result) == {**obj, "added": value}
     assert result.startswith(body.rstrip()[:-1].rstrip())
 

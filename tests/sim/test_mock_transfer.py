@@ -12,7 +12,7 @@ import pytest
 
 import kit
 from calinix.core.prompt import Endpoint
-from calinix.engines.base import Leg, LegAnswer
+from calinix.engines.base import Exchange, Leg, LegAnswer, Prefiller
 from calinix.engines.protocols import exchange_for
 from calinix.sim.mock_pod import MockPod
 from calinix.sim.pod_model import PodFigures
@@ -36,6 +36,11 @@ BODIES: dict[Endpoint, dict[str, Any]] = {
 }
 
 
+def exchange_of(protocol: Any, mode: Any, endpoint: Endpoint, body: bytes) -> Exchange:
+    """The exchange of a request whose plan has a prefill pod."""
+    return exchange_for(protocol, mode, endpoint, body, Prefiller("p", None))
+
+
 @asynccontextmanager
 async def pair(**settings: Any) -> AsyncIterator[tuple[MockPod, MockPod]]:
     """A prefill and a decode pod; `settings` are the decode pod's."""
@@ -45,7 +50,7 @@ async def pair(**settings: Any) -> AsyncIterator[tuple[MockPod, MockPod]]:
 
 async def prefilled(pod: MockPod, endpoint: Endpoint, body: dict[str, Any]) -> Leg:
     """Runs the prefill leg; the decode leg that follows."""
-    exchange = exchange_for("nixl", "dispatch", endpoint, msgspec.json.encode(body))
+    exchange = exchange_of("nixl", "dispatch", endpoint, msgspec.json.encode(body))
     (leg,) = exchange.start()
     answer = await kit.http(pod.port, "POST", PATHS[endpoint], leg.body)
     (decode,) = exchange.after(leg, LegAnswer(answer.status, answer.body))
@@ -193,7 +198,7 @@ async def test_wrong_types_and_no_handle() -> None:
 async def test_only_a_prefill_pod_issues_handles(role: Any) -> None:
     """Asked for `do_remote_decode`, any other pod answers without a handle and keeps nothing."""
     async with MockPod(role=role) as pod:
-        exchange = exchange_for(
+        exchange = exchange_of(
             "nixl", "dispatch", Endpoint.CHAT, msgspec.json.encode(BODIES[Endpoint.CHAT])
         )
         (leg,) = exchange.start()

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, field
 
 from calinix.config.fields import Base, FileName, PodId, PositiveInt, Secret, Text, Url
+from calinix.config.kv_events import PodKvEvents
 
 
 class ClientTls(Base, frozen=True):
@@ -48,6 +49,14 @@ class PodConfig(Base, frozen=True):
     """Models (and LoRA adapters) it serves; empty: any."""
     kv_capacity_tokens: PositiveInt | None = None
     """Tokens its KV cache holds; by default cacheRegistry.kvCapacityTokens."""
+    kv_events: PodKvEvents = field(default_factory=PodKvEvents)
+    """Where it publishes what it caches."""
+    bootstrap_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    """Prefill pods: port of the bootstrap server that decode pods ask (mooncake, sglang); by
+    default the engine's own, 8998."""
+    bootstrap_host: Text | None = None
+    """Prefill pods: name or address of that server, as decode pods reach it; by default the
+    host of `url`."""
     model: Text | None = None
     """Short for `models` with one entry; not beside `models`."""
 
@@ -89,9 +98,10 @@ class DispatchUpstream(Base, frozen=True):
     """Pods that generate."""
     mode: Literal["dispatch"] = "dispatch"
     """Says what the group is."""
-    protocol: Literal["plain", "nixl"] = "plain"
-    """How the KV cache gets from prefill to decode: nixl (vLLM's NixlConnector), or plain (one leg
-    after the other, for engines that share a KV store)."""
+    protocol: Literal["auto", "plain", "nixl", "mooncake", "sglang"] = "auto"
+    """How the KV cache gets from prefill to decode: nixl or mooncake (vLLM's connectors), sglang,
+    plain (one leg after the other, for engines that share a KV store), or auto (what the pods say
+    that they are)."""
 
 
 class Upstreams(Base, frozen=True):

@@ -10,6 +10,7 @@ import structlog
 from calinix.config import Health, PodConfig
 from calinix.core.events import Event, ProbeFailed, ProbeSucceeded
 from calinix.edge.http_client import FetchError, PodClient, UpstreamFailure, fetch
+from calinix.edge.identify import Identity, identify
 
 log = structlog.get_logger()
 
@@ -18,7 +19,10 @@ _FIRST_VERDICT_INTERVAL_S = 0.2
 
 
 class Prober:
-    """Probes one pod until cancelled."""
+    """Probes one pod until cancelled. `identified` is told what it is, before it gets work.
+
+    It is asked once, and again after a failed probe: what comes back may be another engine.
+    """
 
     def __init__(
         self,
@@ -27,11 +31,14 @@ class Prober:
         health: Health,
         observe: Callable[[Event], None],
         jitter: Callable[[], float],
+        identified: Callable[[str, Identity], None] | None = None,
     ):
         self._pod = pod
         self._client = client
         self._observe = observe
         self._jitter = jitter
+        self._identified = identified
+        self._is_known = identified is None
         self._failing: object = None
         self.health = health
 
@@ -40,6 +47,10 @@ class Prober:
         answered = False
         while True:
             event = await self._probe()
+            if not isinstance(event, ProbeSucceeded):
+                self._is_known = self._identified is None
+            elif not self._is_known:
+                await self._identify()
             answered = answered or isinstance(event, ProbeSucceeded)
             if event is not None:
                 self._observe(event)
@@ -48,6 +59,13 @@ class Prober:
                 interval_s = min(interval_s, _FIRST_VERDICT_INTERVAL_S)
             # Jitter keeps the probes of many pods from falling on one moment.
             await asyncio.sleep(interval_s * (0.9 + 0.2 * self._jitter()))
+
+    async def _identify(self) -> None:
+        timeout_s = self.health.timeout_ms / 1e3
+        found = await identify(self._client, self._pod.api_key, timeout_s=timeout_s)
+        if found is not None and self._identified is not None:
+            self._is_known = True
+            self._identified(self._pod.id, found)
 
     async def _probe(self) -> Event | None:
         """What was heard; None where the pod could not be asked for want of a socket."""

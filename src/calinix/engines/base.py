@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -12,6 +13,10 @@ from calinix.errors import BadRequest, CalinixError
 LegRole = Literal["single", "prefill", "decode"]
 
 
+Draw = Callable[[int], int]
+"""Random numbers, handed in by the host: `draw(bits)` is uniform in 0..2**bits - 1."""
+
+
 class Leg(msgspec.Struct, frozen=True):
     """One HTTP request to one pod of the plan: `role` says which, `body` is sent as it is."""
 
@@ -19,6 +24,12 @@ class Leg(msgspec.Struct, frozen=True):
     body: bytes
     answers_client: bool
     """This leg's answer is the client's answer; any other leg's is read and kept from it."""
+    drained: bool = False
+    """Of its answer only the end counts, and whether it is an error."""
+    lines: bytes = b""
+    """Further header lines, each with its line end."""
+    bootstrap_path: str = ""
+    """A GET of this path at the pod's bootstrap server, in the place of the client's request."""
 
 
 class LegAnswer(msgspec.Struct, frozen=True):
@@ -30,6 +41,23 @@ class LegAnswer(msgspec.Struct, frozen=True):
 
 class ExchangeError(CalinixError):
     """A leg's answer does not allow the exchange to go on."""
+
+
+class Prefiller:
+    """How decode pods find one prefill pod, and what its bootstrap server has said.
+
+    One is kept for each engine process: `engine_ids` are those of one life.
+    """
+
+    __slots__ = ("engine_ids", "host", "port")
+
+    def __init__(self, host: str, port: int | None):
+        self.host = host
+        """Name or address; an IPv6 address without brackets."""
+        self.port = port
+        """Of its bootstrap server; None where the configuration names none."""
+        self.engine_ids: Mapping[int, str] = {}
+        """Data-parallel rank -> engine id (mooncake); empty: not known, to be asked for."""
 
 
 class Exchange(Protocol):
@@ -76,11 +104,32 @@ def raw_member(members: JsonMembers, name: str) -> bytes:
     return b"" if text == b"null" else text
 
 
-def with_member(body: bytes, name: str, value: bytes) -> bytes:
-    """`body`, a JSON object that has no member `name`, with that member at its end."""
+def with_members(body: bytes, added: Mapping[str, bytes]) -> bytes:
+    """`body`, a JSON object that has none of these members, with them at its end."""
     head = body.rstrip()[:-1].rstrip()
     comma = b"" if head == b"{" else b","
-    return b"%b%b%b:%b}" % (head, comma, msgspec.json.encode(name), value)
+    return b"%b%b%b}" % (
+        head,
+        comma,
+        b",".join([b"%b:%b" % (msgspec.json.encode(name), raw) for name, raw in added.items()]),
+    )
+
+
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def batch_of(members: JsonMembers) -> int | None:
+    """How many prompts a body holds as a list; None: one prompt, not in a list.
+
+    Raises BadRequest when the list is none.
+    """
+    prompt = raw_member(members, "prompt")
+    if not prompt.startswith(b"[") or prompt[1:].lstrip()[:1] not in (b'"', b"["):
+        return None  # a text, token ids, or an empty list
+    try:
+        return len(_raw_list.decode(prompt))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadRequest(f"prompt: {error}", param="prompt") from error
 
 
 def drop_transfer_fields(members: JsonMembers) -> bool:

@@ -15,7 +15,7 @@ from calinix.engines.base import (
     drop_transfer_fields,
     encode_members,
     raw_member,
-    with_member,
+    with_members,
 )
 from calinix.errors import BadRequest
 
@@ -31,7 +31,12 @@ OUTPUT_LIMITS: dict[Endpoint, tuple[str, ...]] = {
 
 _ONE = msgspec.Raw(b"1")
 _FALSE = msgspec.Raw(b"false")
-_NOT_FOR_PREFILL = ("stream_options", "best_of", "use_beam_search", "background")
+_NOT_FOR_PREFILL = (
+    "stream_options", "best_of", "use_beam_search", "background", "logprobs", "top_logprobs", "echo"
+)  # fmt: skip
+"""Nobody reads what they ask for, or a prefill's one token refuses them. Whatever may shape the
+prompt stays: tools, tool_choice and response_format go into some models' templates, and a prefill
+of another prompt would be none."""
 
 
 class OneLeg:
@@ -79,7 +84,7 @@ class PrefillDecode:
         if leg.role != "prefill":
             raise ExchangeError(f"nothing follows the {leg.role} leg")
         params = transfer_params(answer)
-        body = self._body if params is None else with_member(self._body, PARAMS_FIELD, params)
+        body = self._body if params is None else with_members(self._body, {PARAMS_FIELD: params})
         return (Leg("decode", body, answers_client=True),)
 
 
@@ -88,12 +93,22 @@ def can_split(members: JsonMembers, endpoint: Endpoint, *, budget_allowed: bool 
 
     `budget_allowed`: the protocol's marker lets vLLM take a thinking budget over `max_tokens`.
     """
+    if wants_prompt_logprobs(members):
+        # They come of computing the whole prompt, so the pod that answers has to.
+        return False
     if endpoint is Endpoint.RESPONSES:
         # The earlier response is kept by the pod that made it, never by a prefill pod.
         return raw_member(members, "previous_response_id") == b""
     if endpoint is Endpoint.MESSAGES and not budget_allowed:
         return b"budget_tokens" not in raw_member(members, "thinking")
     return endpoint in OUTPUT_LIMITS
+
+
+def wants_prompt_logprobs(members: JsonMembers) -> bool:
+    """Whether a body asks for the logprobs of its prompt's tokens, in either way."""
+    if raw_member(members, "prompt_logprobs"):
+        return True
+    return raw_member(members, "echo") == b"true" and raw_member(members, "logprobs") != b""
 
 
 def make_prefill(members: JsonMembers, endpoint: Endpoint) -> None:

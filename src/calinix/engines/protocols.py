@@ -6,45 +6,83 @@ from collections.abc import Callable
 from typing import Literal
 
 from calinix.core.prompt import Endpoint
-from calinix.engines.base import Exchange, decode_members
+from calinix.engines.base import Draw, Exchange, Prefiller, decode_members
+from calinix.engines.mooncake import MooncakeExchange
 from calinix.engines.plain import OUTPUT_LIMITS, OneLeg, PrefillDecode, can_split
+from calinix.engines.sglang import SglangExchange
 from calinix.engines.vllm import NixlExchange, is_one_sequence
 
-Protocol = Literal["plain", "nixl"]
-"""`upstreams.dispatch.protocol`."""
+Protocol = Literal["plain", "nixl", "mooncake", "sglang"]
+"""How KV gets from a prefill pod to a decode pod."""
+Engine = Literal["vllm", "sglang", "other"]
+"""What a pod is."""
+
+NEEDS_PREFILL: frozenset[Protocol] = frozenset({"sglang"})
+"""Protocols whose decode pods serve nothing that no prefill pod has prefilled for them."""
 
 
-def _plain(body: bytes, endpoint: Endpoint) -> Exchange:
+def protocol_of(engine: Engine, bootstrap_port: int | None) -> Protocol:
+    """What `auto` stands for where this engine prefills.
+
+    Of vLLM's connectors only Mooncake's needs a port in the configuration. The others take nixl:
+    pods that share storage instead do not hear its marker, and answer without a handle.
+    """
+    if engine == "vllm":
+        return "mooncake" if bootstrap_port is not None else "nixl"
+    return "sglang" if engine == "sglang" else "plain"
+
+
+def _plain(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:  # noqa: ARG001
     members = decode_members(body)
     if not can_split(members, endpoint):
         return OneLeg(body, "decode")
     return PrefillDecode(body, members, endpoint)
 
 
-def _nixl(body: bytes, endpoint: Endpoint) -> Exchange:
+def _nixl(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:  # noqa: ARG001
     members = decode_members(body)
     if not can_split(members, endpoint, budget_allowed=True) or not is_one_sequence(members):
         return OneLeg(body, "decode")
     return NixlExchange(body, members, endpoint)
 
 
-EXCHANGES: dict[Protocol, Callable[[bytes, Endpoint], Exchange]] = {
+def _mooncake(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
+    members = decode_members(body)
+    if not can_split(members, endpoint, budget_allowed=True) or not is_one_sequence(members):
+        return OneLeg(body, "decode")
+    return MooncakeExchange(body, members, endpoint, prefiller, draw)
+
+
+def _sglang(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:  # noqa: ARG001
+    return SglangExchange(body, decode_members(body), prefiller, draw)
+
+
+EXCHANGES: dict[Protocol, Callable[[bytes, Endpoint, Prefiller, Draw], Exchange]] = {
     "plain": _plain,
     "nixl": _nixl,
+    "mooncake": _mooncake,
+    "sglang": _sglang,
 }
 
 
 def exchange_for(
-    protocol: Protocol, mode: Literal["single", "dispatch"], endpoint: Endpoint, body: bytes
+    protocol: Protocol,
+    mode: Literal["single", "dispatch"],
+    endpoint: Endpoint,
+    body: bytes,
+    prefiller: Prefiller | None = None,
+    draw: Draw = lambda bits: 0,  # noqa: ARG005
 ) -> Exchange:
     """The exchange that carries one request, whose transfer fields are already stripped.
 
-    What cannot be split (nothing is generated, an earlier response is continued, or several
-    sequences where the protocol moves one) is one decode leg in dispatch mode. Raises BadRequest
-    when a body that must be edited is not a JSON object.
+    Without a prefill pod, and where a request cannot be split (nothing is generated, an earlier
+    response is continued, the prompt's logprobs are asked for, several sequences where the
+    protocol moves one), it is one decode leg in dispatch mode. `draw` must be random wherever
+    pods are real. Raises BadRequest when a body that must be edited is not a JSON object, and for
+    what the protocol's pods would not survive.
     """
     if mode == "single":
         return OneLeg(body, "single")
-    if endpoint not in OUTPUT_LIMITS:
+    if endpoint not in OUTPUT_LIMITS or prefiller is None:
         return OneLeg(body, "decode")
-    return EXCHANGES[protocol](body, endpoint)
+    return EXCHANGES[protocol](body, endpoint, prefiller, draw)

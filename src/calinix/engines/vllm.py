@@ -12,7 +12,7 @@ import enum
 import msgspec
 
 from calinix.core.prompt import Endpoint
-from calinix.engines.base import JsonMembers, raw_member
+from calinix.engines.base import JsonMembers, batch_of, raw_member
 from calinix.engines.plain import PrefillDecode
 from calinix.errors import CalinixError
 
@@ -34,21 +34,11 @@ class NixlExchange(PrefillDecode):
         super().__init__(body, members, endpoint, ASK_REMOTE_DECODE)
 
 
-_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
-
-
 def is_one_sequence(members: JsonMembers) -> bool:
     """Whether a body asks for one sequence of one prompt: a handle covers exactly one."""
-    if raw_member(members, "use_beam_search") == b"true" or raw_member(members, "n") not in (
-        b"",
-        b"1",
-    ):
+    if raw_member(members, "use_beam_search") == b"true":
         return False
-    prompt = raw_member(members, "prompt")
-    inner = prompt[1:].lstrip()[:1]
-    if not prompt.startswith(b"[") or inner not in (b'"', b"["):
-        return True
-    return len(_raw_list.decode(prompt)) == 1
+    return raw_member(members, "n") in (b"", b"1") and batch_of(members) in (None, 1)
 
 
 class NixlHandle(msgspec.Struct, frozen=True, kw_only=True):

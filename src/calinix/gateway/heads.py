@@ -11,6 +11,7 @@ from calinix import headers as h
 from calinix.core.prompt import Endpoint
 from calinix.core.requests import Mode, RoutePlan
 from calinix.edge.http_server import RequestHead
+from calinix.engines.usage_shapes import Usage
 from calinix.gateway.routes import response_id_of
 
 _NEVER_TO_PODS = h.HOP_BY_HOP | {
@@ -103,6 +104,16 @@ def plan_lines(plan: RoutePlan) -> bytes:
     return lines.encode("ascii")
 
 
+def prefill_usage_lines(usage: Usage) -> bytes:
+    """What a prefill pod counted, for a client that asked."""
+    lines = b""
+    if usage.prompt_tokens is not None:
+        lines += b"x-calinix-prefill-prompt-tokens: %d\r\n" % usage.prompt_tokens
+    if usage.cached_tokens is not None:
+        lines += b"x-calinix-prefill-cached-tokens: %d\r\n" % usage.cached_tokens
+    return lines
+
+
 def _without_named_by_connection(
     headers: Sequence[tuple[bytes, bytes]],
 ) -> list[tuple[bytes, bytes]]:
@@ -157,7 +168,7 @@ class ClientHead:
 
     __slots__ = (
         "authorization", "endpoint", "era", "has_body", "label", "lines", "method", "mode",
-        "request_id", "response_id", "session_key", "target", "traced",
+        "prefill_usage", "request_id", "response_id", "session_key", "target", "traced",
     )  # fmt: skip
 
     def __init__(
@@ -187,6 +198,8 @@ class ClientHead:
         self.session_key = session.decode("latin-1") if session else None
         self.request_id = values.get(h.REQUEST_ID)
         self.response_id = response_id_of(head.path)
+        self.prefill_usage = values.get(h.PREFILL_USAGE, b"").lower() == b"true"
+        """The client wants to know what the prefill pod counted."""
 
 
 def request_head(

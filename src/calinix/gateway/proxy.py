@@ -26,11 +26,18 @@ from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteReques
 from calinix.edge.http_client import ResponseHead, UpstreamCall, UpstreamFailure
 from calinix.edge.http_server import Request
 from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer, strip_transfer_fields
-from calinix.engines.protocols import exchange_for
+from calinix.engines.plain import OneLeg
 from calinix.engines.usage import Usage, read_usage
-from calinix.gateway.heads import ClientHead, plan_lines, request_head, response_lines
-from calinix.gateway.records import record_of
-from calinix.gateway.sides import FAILURES, SideLeg, error_of
+from calinix.gateway.heads import (
+    ClientHead,
+    plan_lines,
+    prefill_usage_lines,
+    request_head,
+    response_lines,
+)
+from calinix.gateway.records import cached_tokens, record_of
+from calinix.gateway.sides import CANNOT_HAVE_BEGUN, FAILURES, SideLeg, error_of, query_head
+from calinix.gateway.upstreams import Upstream
 
 if TYPE_CHECKING:
     from calinix.gateway.server import Gateway
@@ -38,8 +45,6 @@ if TYPE_CHECKING:
 _MAX_MODEL_CHARS = 1024
 _MAX_KEY_BYTES = 128
 """Tables are bounded in entries, so what clients choose as keys has to be short."""
-
-_BEFORE_SENDING = frozenset({UpstreamFailure.CONNECT, UpstreamFailure.NO_SOCKET})
 
 _REFUSALS: dict[RefusalReason, type[errors.HttpError]] = {
     RefusalReason.MODE_NOT_SERVED: errors.BadRequest,
@@ -70,6 +75,7 @@ class Flight:
     """
 
     __slots__ = (
+        "answer_due_s",
         "answer_leg",
         "body",
         "calinix_lines",
@@ -90,6 +96,7 @@ class Flight:
         "parsed",
         "plan",
         "prefill_upstream",
+        "prefill_usage",
         "request",
         "retries",
         "retry_reason",
@@ -129,6 +136,9 @@ class Flight:
         self.decision_s = 0.0
         self.written_bytes = 0
         self.deadline_s = NEVER
+        self.answer_due_s = NEVER
+        self.prefill_upstream: Upstream | None = None
+        self.prefill_usage: Usage | None = None
 
     # --- from the client's request to a plan -------------------------------------------------
 
@@ -184,6 +194,7 @@ class Flight:
             streamed=parsed.stream,
             other_bytes=parsed.other_bytes,
             pinned_pod=pinned_pod,
+            split=gateway.dispatch.must_split,
         )
 
     @property
@@ -225,74 +236,129 @@ class Flight:
         gateway = self.gateway
         self.plan = plan
         self.lease_open = True
-        self.deadline_s = NEVER
+        self.deadline_s = self.answer_due_s = NEVER
         self.calinix_lines = plan_lines(plan)
         # Held for the whole plan: a reload may remove or replace a pod before its leg is sent.
         self.upstream = gateway.upstreams[plan.pod.id]
-        if plan.prefill is not None and resend is None:
-            self.prefill_upstream = gateway.upstreams[plan.prefill.id]
         if resend is not None:
             self._send(resend, now)
             return
+        prefill = plan.prefill
+        self.prefill_upstream = gateway.upstreams[prefill.id] if prefill is not None else None
+        self.prefill_usage = None
         try:
-            self.exchange = exchange_for(
-                gateway.dispatch_protocol, plan.mode, self.client.endpoint, self.body
+            exchange = gateway.dispatch.exchange(
+                plan, self.prefill_upstream, self.client.endpoint, self.body
             )
         except errors.HttpError as error:
             self._lose(plan.pod.role, Failure.CANCELLED, 0)
             self._fail(error)
             return
-        for leg in self.exchange.start():
+        if prefill is not None and isinstance(exchange, OneLeg):
+            self._launch_whole(plan, now)
+            return
+        self.exchange = exchange
+        for leg in exchange.start():
             self._send(leg, now)
 
-    def _send(self, leg: Leg, now: float) -> None:
+    def _launch_whole(self, plan: RoutePlan, now: float) -> None:
+        """What cannot be split is planned anew: no prefill pod has a part in it."""
         gateway = self.gateway
-        upstream = self.prefill_upstream if leg.role == "prefill" else self.upstream
-        body = leg.body
-        head = request_head(
-            self.client, upstream.address, self.trace_line, self.calinix_lines, len(body)
-        )
-        timeouts = gateway.timeouts
+        self.lease_open = False
+        gateway.router.observe(Failed(plan.lease_id, "decode", Failure.CANCELLED), now)
+        before = self.route_request
+        self.route_request = before.once_more(before.avoid, None, whole=True)
+        outcome = gateway.router.route(self.route_request, now)
+        if isinstance(outcome, RoutePlan):
+            self._launch(outcome, now)
+        else:
+            self._refuse(outcome)
+
+    def _send(self, leg: Leg, now: float) -> None:
+        timeouts = self.gateway.timeouts
         if leg.answers_client:
             self.answer_leg = leg
-            self.deadline_s = now + (timeouts.first_token_s if self.streamed else timeouts.total_s)
+            due_s = now + (timeouts.first_token_s if self.streamed else timeouts.total_s)
+            self.answer_due_s = due_s
+            self.deadline_s = min(self.deadline_s, due_s)
             head_only = self.client.method == b"HEAD"
-            self.call = upstream.client.send((head, body), self, head_only=head_only)
+            data = self._request_to(self.upstream, leg)
+            self.call = self.upstream.client.send(data, self, head_only=head_only)
+            return
+        upstream = self.prefill_upstream
+        assert upstream is not None
+        if leg.bootstrap_path:
+            client = upstream.bootstrap()
+            side = SideLeg(self, leg, now + timeouts.connect_s)
+            data = (query_head(client, leg.bootstrap_path),)
         else:
-            side = SideLeg(self, leg)
-            self.sides.append(side)
-            self.deadline_s = min(self.deadline_s, now + timeouts.prefill_s)
-            side.call = upstream.client.send((head, body), side)
+            client = upstream.client
+            side = SideLeg(self, leg, now + timeouts.prefill_s)
+            data = self._request_to(upstream, leg)
+        self.sides.append(side)
+        self.deadline_s = min(self.deadline_s, side.due_s)
+        side.call = client.send(data, side)
+
+    def _request_to(self, upstream: Upstream, leg: Leg) -> tuple[bytes, ...]:
+        """Head and body of a leg."""
+        body = leg.body
+        lines = self.calinix_lines + leg.lines if leg.lines else self.calinix_lines
+        head = request_head(self.client, upstream.address, self.trace_line, lines, len(body))
+        return (head, body)
 
     # --- legs that do not answer the client --------------------------------------------------
 
     def on_side_answered(self, side: SideLeg, body: bytes) -> None:
-        """A prefill leg's whole answer is here: on to the next legs, or to the client."""
-        self.sides.remove(side)
+        """A side leg's whole answer is here: on to the next legs, or to the client."""
+        head, plan, exchange = side.head, self.plan, self.exchange
+        assert head is not None
+        assert plan is not None
+        assert exchange is not None
+        status = head.status
+        if side.leg.bootstrap_path and status >= 300:
+            self.on_side_failed(side, Failure.SERVER_ERROR, f"it answered {status}")
+            return
+        if status >= 300:
+            self._side_refused(side, status, body)
+            return
+        self._drop(side)
+        now = self.gateway.now()
+        if not side.leg.bootstrap_path:
+            self.prefill_usage = read_usage(body)
+            self.gateway.router.observe(PrefillDone(plan.lease_id), now)
+        try:
+            legs = exchange.after(side.leg, LegAnswer(status=status, body=body))
+        except ExchangeError as error:
+            self._lose("prefill", Failure.CLOSED, status)
+            self._fail(errors.BadGateway(str(error)))
+            return
+        for leg in legs:
+            self._send(leg, now)
+
+    def _side_refused(self, side: SideLeg, status: int, body: bytes) -> None:
+        """The prefill pod will not do it: another may, else its own answer is the client's."""
+        self._drop(side)
+        if self._is_settled():
+            return
+        failure = None
+        if status >= 500 or status == 429:
+            failure = Failure.REFUSED if status in (429, 503) else Failure.SERVER_ERROR
+            may_retry = self.call is None or failure is Failure.REFUSED
+            if may_retry and self._retry("prefill", failure, status, self.gateway.now()):
+                return
         head = side.head
         assert head is not None
-        assert self.plan is not None
-        gateway = self.gateway
-        now = gateway.now()
-        if head.status >= 500 or head.status == 429:
-            failure = Failure.REFUSED if head.status in (429, 503) else Failure.SERVER_ERROR
-            if not self._retry("prefill", failure, head.status, now):
-                self._pass_on(head, body, failure)
-        elif head.status >= 300:
-            self._pass_on(head, body, None)
-        else:
-            if not self.sides:
-                self.deadline_s = NEVER
-            gateway.router.observe(PrefillDone(self.plan.lease_id), now)
-            assert self.exchange is not None
-            try:
-                legs = self.exchange.after(side.leg, LegAnswer(status=head.status, body=body))
-            except ExchangeError as error:
-                self._lose("prefill", Failure.CLOSED, head.status)
-                self._fail(errors.BadGateway(str(error)))
-                return
-            for leg in legs:
-                self._send(leg, now)
+        self._pass_on(status, self._client_lines(head), body, failure)
+
+    def on_side_refused(self, side: SideLeg, status: int, body: bytes) -> None:
+        """In the middle of a stream that began as a 200."""
+        if side.call is not None:
+            side.call.cancel()
+        self._drop(side)
+        if not self._is_settled():
+            failure = Failure.SERVER_ERROR if status >= 500 else None
+            lines = b"content-type: application/json\r\n" + self.calinix_lines
+            self._pass_on(status, lines, body, failure)
 
     def on_side_failed(
         self,
@@ -300,25 +366,60 @@ class Flight:
         failure: Failure,
         detail: str,
         *,
+        cannot_have_begun: bool = False,
         may_stay: bool = False,
         kind: Callable[[str], errors.HttpError] = errors.BadGateway,
     ) -> None:
-        """A prefill leg is lost: it answered nobody, so another pod may be tried."""
+        """A side leg is lost. While it is alone it answers nobody, so another pod may be tried.
+
+        Once the answering leg is out as well, its pod waits for this one: then only where this
+        one cannot have begun.
+        """
         if side.call is not None:
             side.call.cancel()
-        self.sides.remove(side)
+        self._drop(side)
+        if self._is_settled():
+            return
         role = side.leg.role
-        if not self._retry(role, failure, 0, self.gateway.now(), may_stay=may_stay):
-            self._lose(role, failure, 0)
-            self._fail(kind(f"the {role} pod failed: {detail}"))
+        what = f"the {role} pod"
+        if side.leg.bootstrap_path:
+            what += "'s bootstrap server"
+            if failure is Failure.CONNECT:
+                # Another port than the engine's: no sign that its cache is gone.
+                failure = Failure.CLOSED
+        may_retry = self.call is None or cannot_have_begun
+        if may_retry and self._retry(role, failure, 0, self.gateway.now(), may_stay=may_stay):
+            return
+        self._lose(role, failure, 0)
+        self._fail(kind(f"{what} failed: {detail}"))
 
-    def _pass_on(self, head: ResponseHead, body: bytes, failure: Failure | None) -> None:
+    def _drop(self, side: SideLeg) -> None:
+        """The side leg is over; what is left has its own deadline."""
+        self.sides.remove(side)
+        if not self.first_token_s and not self.client_blocked:
+            self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        """The next of those before the first token."""
+        self.deadline_s = min([self.answer_due_s, *[side.due_s for side in self.sides]])
+
+    def _is_settled(self) -> bool:
+        """The answer is being made: what becomes of the prefill leg matters no more.
+
+        Some APIs announce an answer before there is a token of it.
+        """
+        return self.first_token_s > 0.0 if self.streamed else self.started
+
+    def _pass_on(self, status: int, lines: bytes, body: bytes, failure: Failure | None) -> None:
         """The prefill pod's own refusal becomes the client's answer."""
-        self._close_lease("prefill", failure, head.status, None)
+        self._close_lease("prefill", failure, status, None)
+        if self.started:
+            self._fail(errors.BadGateway(f"the prefill pod answered {status}"))
+            return
         self._cancel_calls()
-        self.status = head.status
+        self.status = status
         self.started = True
-        self.conn.respond(head.status, self._client_lines(head), body)
+        self.conn.respond(status, lines, body)
         self._end("" if failure is None else failure.value)
 
     # --- the leg that answers the client -----------------------------------------------------
@@ -341,8 +442,12 @@ class Flight:
                     self._first_token(now)
                 if not self.client_blocked:
                     next_s = now + self.gateway.timeouts.idle_s
-                    # An announcement is no token: it does not shorten the time for the first one.
-                    self.deadline_s = next_s if self.first_token_s else max(self.deadline_s, next_s)
+                    if self.first_token_s:
+                        self.deadline_s = next_s
+                    else:
+                        # An announcement is no token: it does not shorten the time for the first.
+                        self.answer_due_s = max(self.answer_due_s, next_s)
+                        self._set_deadline()
         self.tail = (self.tail[1], body) if body else self.tail
         self.written_bytes += len(body)
         if last:
@@ -374,6 +479,8 @@ class Flight:
         lines = memo[0]
         if not isinstance(lines, bytes):
             memo[0] = lines = response_lines(head.headers)
+        if self.client.prefill_usage and self.prefill_usage is not None:
+            return lines + self.calinix_lines + prefill_usage_lines(self.prefill_usage)
         return lines + self.calinix_lines
 
     def _note_response_id(self, first_bytes: bytes) -> None:
@@ -394,8 +501,7 @@ class Flight:
         assert leg is not None
         core_failure = FAILURES[failure]
         reused = failure is UpstreamFailure.REUSED_CLOSED
-        cannot_have_begun = reused or failure in _BEFORE_SENDING
-        if cannot_have_begun and self._retry(
+        if failure in CANNOT_HAVE_BEGUN and self._retry(
             leg.role, core_failure, 0, self.gateway.now(), may_stay=reused
         ):
             return
@@ -417,12 +523,13 @@ class Flight:
 
     def on_deadline(self) -> None:
         """From the sweep: the step under way has taken too long."""
-        if self.sides:
-            side = self.sides[0]
-            self.on_side_failed(
-                side, Failure.TIMEOUT, "no answer within prefillMs", kind=errors.GatewayTimeout
-            )
-            return
+        now = self.gateway.now()
+        for side in self.sides:
+            if side.due_s <= now:
+                key = "connectMs" if side.leg.bootstrap_path else "prefillMs"
+                detail = f"no answer within {key}"
+                self.on_side_failed(side, Failure.TIMEOUT, detail, kind=errors.GatewayTimeout)
+                return
         leg_role: Role = self.answer_leg.role if self.answer_leg is not None else "single"
         if not self.streamed:
             self._lose(leg_role, Failure.TOTAL_TIMEOUT, 0)
@@ -447,7 +554,8 @@ class Flight:
         assert failed is not None
         self._lose(role, failure, status)
         before = self.route_request
-        keeps_prefill = role == "decode" and plan.prefill is not None
+        # A prefill that is still under way is tied to the pod that was to take it.
+        keeps_prefill = role == "decode" and plan.prefill is not None and not self.sides
         prefill_pod = plan.prefill.id if keeps_prefill and plan.prefill is not None else None
         request = before.once_more(before.avoid | 1 << failed.slot, prefill_pod)
         router = self.gateway.router
@@ -479,6 +587,8 @@ class Flight:
         now = self.gateway.now()
         if failure is not None:
             pod = self.plan.prefill if role == "prefill" and self.plan.prefill else self.plan.pod
+            if self.prefill_upstream is not None and failure is not Failure.CANCELLED:
+                self.prefill_upstream.forget()
             self.gateway.telemetry.metrics.pod_failed(pod.id, failure.value)
             self.gateway.router.observe(Failed(lease_id, role, failure, status), now)
             return
@@ -487,7 +597,7 @@ class Flight:
                 lease_id,
                 status,
                 usage.prompt_tokens if usage else None,
-                usage.cached_tokens if usage else None,
+                cached_tokens(self.prefill_usage, usage),
                 usage.output_tokens if usage else (self.chunks or None),
             ),
             now,

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from calinix.gateway.proxy import Flight
 
 
+def cached_tokens(prefill: Usage | None, answer: Usage | None) -> int | None:
+    """The real prefix hit: of the pod that prefilled, as far as that is known."""
+    if prefill is not None and prefill.cached_tokens is not None:
+        return prefill.cached_tokens
+    return answer.cached_tokens if answer is not None else None
+
+
 def record_of(flight: Flight, now: float, error: str, usage: Usage | None) -> RequestRecord:
     """The record of a flight that has ended at `now`; `error` is empty when all went well."""
     plan = flight.plan
@@ -37,7 +44,7 @@ def record_of(flight: Flight, now: float, error: str, usage: Usage | None) -> Re
         cached_blocks=plan.cached_blocks if plan else 0,
         predicted_cached_tokens=plan.predicted_cached_tokens if plan else None,
         prompt_tokens=usage.prompt_tokens if usage else None,
-        cached_tokens=usage.cached_tokens if usage else None,
+        cached_tokens=cached_tokens(flight.prefill_usage, usage),
         output_tokens=usage.output_tokens if usage else None,
         chunks=flight.chunks,
         retries=flight.retries,

@@ -16,6 +16,7 @@ from calinix.config import Config, Strategy, Timeouts
 from calinix.core.events import Event, PodAdded, PodRemoved, RulesChanged, StrategyChanged
 from calinix.core.router import Router
 from calinix.edge.http_server import Request
+from calinix.gateway.dispatch import Dispatch
 from calinix.gateway.heads import ClientHead, RequestIds
 from calinix.gateway.models import ModelList
 from calinix.gateway.pod_log import PodLog
@@ -36,15 +37,17 @@ _LOOK_S = 1.0
 class TimeoutSeconds:
     """The time-outs that the request path compares with the loop's clock, in seconds."""
 
-    __slots__ = ("first_token_s", "idle_s", "prefill_s", "total_s")
+    __slots__ = ("connect_s", "first_token_s", "idle_s", "prefill_s", "total_s")
 
     def __init__(
         self,
+        connect_s: float,
         first_token_s: float,
         idle_s: float,
         total_s: float,
         prefill_s: float,
     ):
+        self.connect_s = connect_s
         self.first_token_s = first_token_s
         self.idle_s = idle_s
         self.total_s = total_s
@@ -54,6 +57,7 @@ class TimeoutSeconds:
     def of(cls, timeouts: Timeouts) -> TimeoutSeconds:
         """From the configuration's milliseconds."""
         return cls(
+            connect_s=timeouts.connect_ms / 1e3,
             first_token_s=timeouts.first_token_ms / 1e3,
             idle_s=timeouts.idle_ms / 1e3,
             total_s=timeouts.total_ms / 1e3,
@@ -101,6 +105,7 @@ class Gateway:
         self.max_tick_lag_s = 0.0
         self.waiting = WaitQueue(0, 1.0)
         self.models = ModelList(self)
+        self.dispatch = Dispatch(upstreams)
         self._wake_asked = False
         self._next_flush_s = 0.0
         self._pod_log = PodLog()
@@ -123,8 +128,7 @@ class Gateway:
         self.session_from_user = gateway.session_from_user
         self.waiting.max_requests = gateway.waiting.max_requests
         self.waiting.timeout_s = gateway.waiting.timeout_ms / 1e3
-        dispatch = config.upstreams.dispatch
-        self.dispatch_protocol = dispatch.protocol if dispatch is not None else "plain"
+        self.dispatch.adopt(config.upstreams.dispatch)
 
     def reload(self, config: Config) -> None:
         """Goes over to a new configuration; what is under way ends under the old one."""

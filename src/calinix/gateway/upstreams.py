@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterator
 
 from calinix.config import Config, PodConfig
 from calinix.core.events import Role
-from calinix.edge.http_client import PodClient
+from calinix.edge.http_client import PodClient, read_pod_url
+from calinix.edge.identify import Identity
+from calinix.engines.base import Prefiller
+from calinix.engines.mooncake import bootstrap_url
+from calinix.engines.protocols import Engine
 from calinix.gateway.heads import PodAddress
 
 
@@ -25,14 +29,65 @@ def pods_by_role(config: Config) -> dict[str, tuple[Role, PodConfig]]:
 
 
 class Upstream:
-    """One pod's connections, and what is constant in heads sent to it."""
+    """One pod's connections, what is constant in heads sent to it, and what it said that it is."""
 
-    __slots__ = ("address", "client", "pod")
+    __slots__ = (
+        "_bootstrap", "_connect_timeout_s", "_epoch", "_prefiller", "address", "client", "identity",
+        "pod",
+    )  # fmt: skip
 
-    def __init__(self, pod: PodConfig, client: PodClient):
+    def __init__(self, pod: PodConfig, client: PodClient, connect_timeout_s: float):
         self.pod = pod
         self.client = client
         self.address = PodAddress(client.host, client.prefix, pod.api_key)
+        self.identity: Identity | None = None
+        """What it said that it is; None where it was not asked, or not yet."""
+        self._connect_timeout_s = connect_timeout_s
+        self._bootstrap: PodClient | None = None
+        self._prefiller: Prefiller | None = None
+        self._epoch = -1
+
+    @property
+    def engine(self) -> Engine:
+        """As it said; "other" where that is not known."""
+        return "other" if self.identity is None else self.identity.engine
+
+    def identify(self, identity: Identity) -> None:
+        """It has said what it is."""
+        self.identity = identity
+        self.forget()
+
+    def prefiller(self, epoch: int) -> Prefiller:
+        """How decode pods find this prefill pod; begins anew with the pod's epoch."""
+        if self._prefiller is None or self._epoch != epoch:
+            host = self.pod.bootstrap_host or read_pod_url(self.pod.url)[0]
+            port = self.pod.bootstrap_port
+            if port is None and self.identity is not None:
+                port = self.identity.bootstrap_port
+            self._prefiller = Prefiller(host, port)
+            self._epoch = epoch
+        return self._prefiller
+
+    def forget(self) -> None:
+        """What the bootstrap server has said may be of another process: to be asked again."""
+        self._prefiller = None
+
+    def bootstrap(self) -> PodClient:
+        """Connections to the pod's bootstrap server."""
+        if self._bootstrap is None:
+            self._bootstrap = PodClient(
+                bootstrap_url(self.prefiller(self._epoch)),
+                self.client.loop,
+                connect_timeout_s=self._connect_timeout_s,
+                max_idle=4,
+            )
+        return self._bootstrap
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        self.client.close()
+        if self._bootstrap is not None:
+            self._bootstrap.close()
 
 
 class Upstreams:
@@ -72,7 +127,7 @@ class Upstreams:
             max_idle=min(pod.max_conns, 256),
             ssl=self._tls if pod.url.startswith("https://") else None,
         )
-        upstream = self._by_id[pod.id] = Upstream(pod, client)
+        upstream = self._by_id[pod.id] = Upstream(pod, client, self._connect_timeout_s)
         if self.on_added is not None:
             self.on_added(upstream)
 
@@ -82,7 +137,7 @@ class Upstreams:
         if upstream is not None:
             if self.on_removed is not None:
                 self.on_removed(pod_id)
-            upstream.client.close()
+            upstream.close()
 
     def close(self) -> None:
         """Closes every connection that carries nothing."""
