@@ -17,9 +17,9 @@ from calinix.control.model import Floats, MpcSettings, MpcState, Status, objecti
 from calinix.control.shares import blocked_weights, bounded_weights
 from calinix.errors import CalinixError
 
-TOLERANCE = 1e-7
+TOLERANCE = 1e-6
 """Absolute and relative, of weights."""
-MAX_ITERATIONS = 2000
+MAX_ITERATIONS = 4000
 """Some 25 are usual; queues of very different sizes need hundreds."""
 
 
@@ -73,7 +73,8 @@ class FullHorizon:
         else:
             self._set_up(known.pods, values, linear)
         answer = self._problem.solve(raise_error=False)
-        if answer.info.status_val != self._osqp.SolverStatus.OSQP_SOLVED:
+        solved = self._osqp.SolverStatus
+        if answer.info.status_val not in (solved.OSQP_SOLVED, solved.OSQP_SOLVED_INACCURATE):
             self._pods = 0  # Starts anew rather than from here.
             return None
         found: Floats = 1.0 + answer.x.reshape(known.pods, self.settings.horizon).T
