@@ -13,6 +13,7 @@ from calinix.cli_check import check
 from calinix.cli_demo import demo
 from calinix.cli_explain import explain
 from calinix.cli_replay import replay
+from calinix.cli_simulate import SIMULATE_NOTES, simulate
 from calinix.errors import ConfigError
 from calinix.sim.commands import LOAD_NOTES, MOCK_POD_NOTES, load_command, mock_pod_command
 
@@ -68,6 +69,7 @@ app.command("check")(check)
 app.command("demo")(demo)
 app.command("explain")(explain)
 app.command("replay")(replay)
+app.command("simulate", epilog=SIMULATE_NOTES)(simulate)
 app.command("mock-pod", epilog=MOCK_POD_NOTES)(mock_pod_command)
 app.command("load", epilog=LOAD_NOTES)(load_command)
 

@@ -44,7 +44,7 @@ def _theme(text: str, dim: str, grid: str, paper: str, colours: Sequence[str]) -
 STYLE = (
     '.cx{font:12px ui-sans-serif,system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}'
     ".cx .t{font-weight:600;font-size:13px}.cx .g{stroke-width:1}"
-    ".cx .p{fill:none;stroke-width:1.8;stroke-linejoin:round}"
+    ".cx .p{fill:none;stroke-width:1.6;stroke-linejoin:round}"
     + _theme("1b1f24", "667080", "e6e9ee", "ffffff", LIGHT)
     + "@media(prefers-color-scheme:dark){"
     + _theme("e7eaee", "98a2b0", "2c333d", "14181d", DARK)

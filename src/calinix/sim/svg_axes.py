@@ -106,7 +106,7 @@ def _linear_ticks(low: float, high: float) -> list[float]:
 
 def _log_ticks(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for within in ((1, 2, 5), (1, 3), (1,)):
+    for within in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
         ticks = [float(f"{m * 10.0**d:.12g}") for d in decades for m in within]
         ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) <= MAX_TICKS + 2:

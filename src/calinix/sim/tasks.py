@@ -1,0 +1,119 @@
+"""One run as people ask for it: a strategy, a seed, and what is changed of the scenario."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+
+from calinix.sim.baselines import BASELINES
+from calinix.sim.fleet_config import config_of, converted, merged
+from calinix.sim.scenarios import SCENARIOS, Scenario
+from calinix.sim.workload import SimRequest, Workload
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One run."""
+
+    scenario: str
+    strategy: str
+    """A strategy or a baseline; behind a colon settings of its own: see `parsed`."""
+    seed: int
+    load: float | None = None
+    pods: int | None = None
+    changes: str = ""
+    """Settings of all runs."""
+
+
+class Changes(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """What a run may change of its scenario, by settings whose keys begin with `scenario`."""
+
+    requests: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Only so many, the first."""
+    noise: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    streamed_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    gateways: Annotated[int, msgspec.Meta(ge=1, le=256)] | None = None
+    sync_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    late_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    speeds: tuple[Annotated[float, msgspec.Meta(gt=0)], ...] | None = None
+    """Of the pods of each group, repeated."""
+
+
+class FirstOf(msgspec.Struct, frozen=True):
+    """The first requests of a workload, and what follows them."""
+
+    workload: Workload
+    most: int
+
+    @property
+    def block_tokens(self) -> int:
+        """As the workload's."""
+        return self.workload.block_tokens
+
+    @property
+    def requests(self) -> int:
+        """As many as there are."""
+        return min(self.most, self.workload.requests)
+
+    def arrivals(self, rng: random.Random, load: float) -> Iterator[SimRequest]:
+        """The first of the workload's."""
+        return itertools.islice(self.workload.arrivals(rng, load), self.most)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """`KEY=VALUE;KEY=VALUE` as a configuration; keys as in the YAML file, with dots.
+
+    Raises ValueError.
+    """
+    settings: dict[str, Any] = {}
+    for one in filter(None, (part.strip() for part in text.split(";"))):
+        path, found, said = one.partition("=")
+        if not found or not path.strip():
+            raise ValueError(f"{one!r} is not KEY=VALUE")
+        try:
+            value: Any = yaml.safe_load(said)
+        except yaml.YAMLError:
+            raise ValueError(f"{one!r}: {said!r} is no value") from None
+        for key in reversed(path.strip().split(".")):
+            value = {key: value}
+        settings = merged(settings, value)
+    return settings
+
+
+def named(task: Task) -> tuple[str, Scenario]:
+    """The strategy's name and the scenario with all that was changed of it. Raises ValueError."""
+    name, _, own = task.strategy.partition(":")
+    settings = merged(parsed(task.changes), parsed(own))
+    scenario = SCENARIOS[task.scenario]
+    try:
+        changes = msgspec.convert(settings.pop("scenario", {}), Changes)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"scenario: {error}") from error
+    fields = {
+        field: value
+        for field in ("noise", "streamed_share", "gateways", "sync_s", "late_s")
+        if (value := getattr(changes, field)) is not None
+    }
+    replace = msgspec.structs.replace
+    if changes.requests is not None:
+        fields["workload"] = FirstOf(scenario.workload, changes.requests)
+    if changes.speeds:
+        speeds = changes.speeds
+        fields["groups"] = tuple(replace(group, speeds=speeds) for group in scenario.groups)
+    return name.strip(), replace(scenario, settings=merged(scenario.settings, settings), **fields)
+
+
+def check(task: Task) -> None:
+    """Raises ValueError, with what is wrong, for a task that cannot run."""
+    name, scenario = named(task)
+    known = "leastLoad" if name in BASELINES else name
+    try:
+        converted(config_of(scenario.pods(task.pods), known, 16, scenario.settings))
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
