@@ -209,8 +209,8 @@ def test_loads_keep_work_context_and_time(form: ModuleType) -> None:
     assert (list(loads.work), loads.context[0]) == ([0.0, 0.0, 0.0], 55.0)
     loads.give(0, 0.0, 5.0, 0.0, 55.0, 4.5)
     loads.take(0, -1, 0.0, 0.0, 0.0, 0.0, 10.0)
-    loads.give(0, 0.0, 0.0, 0.0, 0.0, 11.0)
-    assert (loads.busy_s[0], loads.done[0], loads.context[0]) == (4.5, 3.0, 0.0)
+    loads.give(0, 0.0, 0.0, 0.0, 0.0, 11.0, False)
+    assert (loads.busy_s[0], loads.done[0], loads.context[0]) == (4.5, 2.0, 0.0)
 
 
 def test_loads_have_bounds(form: ModuleType) -> None:

@@ -84,7 +84,7 @@ SLOT, TOKENS = st.integers(0, 5), st.integers(0, 1000).map(float)
 STEP = st.one_of(
     st.tuples(st.just("take"), SLOT, st.integers(-1, 5), *[TOKENS] * 5),
     st.tuples(st.just("give_prefill"), SLOT, TOKENS, st.booleans(), TOKENS),
-    st.tuples(st.just("give"), SLOT, *[TOKENS] * 5),
+    st.tuples(st.just("give"), SLOT, *[TOKENS] * 5, st.booleans()),
 )
 
 

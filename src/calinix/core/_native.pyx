@@ -1534,7 +1534,7 @@ cdef class Loads:
 
     def give(
         self, Py_ssize_t slot, double prefill_tokens, double decode_tokens, double work=0.0,
-        double context=0.0, double now=0.0
+        double context=0.0, double now=0.0, bint completed=True
     ):
         cdef bint was_full
         self.check(slot)
@@ -1544,7 +1544,7 @@ cdef class Loads:
         self.decode_tokens.data.as_doubles[slot] -= decode_tokens
         self.context.data.as_doubles[slot] -= context
         self.inflight.data.as_doubles[slot] -= 1.0
-        self.done.data.as_doubles[slot] += 1.0
+        self.done.data.as_doubles[slot] += completed
         if self.inflight.data.as_doubles[slot] == 0.0:
             self.busy_s.data.as_doubles[slot] += now - self.busy_from.data.as_doubles[slot]
         return was_full

@@ -258,7 +258,7 @@ class Loads:
         self.context: Values = array("d", bytes(8 * slots))
         """Prompt and expected output tokens of the requests inflight on the pod that answers."""
         self.done: Values = array("d", bytes(8 * slots))
-        """Requests given back since the start, by the pod that answered; a count, not a load."""
+        """Requests completed since the start, by the pod that answered; a count, not a load."""
         self.busy_s: Values = array("d", bytes(8 * slots))
         """Seconds with any request inflight, up to the last time there was none."""
         self.busy_from: Values = array("d", bytes(8 * slots))
@@ -317,6 +317,7 @@ class Loads:
         work: float = 0.0,
         context: float = 0.0,
         now: float = 0.0,
+        completed: bool = True,
     ) -> bool:
         """A request goes back, with what is left of its tokens. True: the pod was full."""
         if slot < 0:
@@ -327,7 +328,7 @@ class Loads:
         self.decode_tokens[slot] -= decode_tokens
         self.context[slot] -= context
         self.inflight[slot] -= 1.0
-        self.done[slot] += 1.0
+        self.done[slot] += float(completed)
         if self.inflight[slot] == 0.0:
             self.busy_s[slot] += now - self.busy_from[slot]
         return was_full

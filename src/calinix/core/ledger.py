@@ -278,7 +278,8 @@ class Ledger:
         else:
             self._holders[prefill.slot] -= 1
             self.release_prefill(lease)
-        if self.loads.give(slot, tokens, lease.decode_tokens, effort, lease.context, now):
+        output, context = lease.decode_tokens, lease.context
+        if self.loads.give(slot, tokens, output, effort, context, now, not is_lost):
             self.recheck(slot)
         return lease
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calinix.config import Config
+from calinix.control.controller import ControllerReport
 from calinix.core.admission import ready, refuse, resolve, usable_ids
 from calinix.core.bitmap import iterate
 from calinix.core.choice import Choice, Recipe
-from calinix.core.events import Event
+from calinix.core.events import Event, ReplicaFacts
 from calinix.core.explain import DecisionRing
 from calinix.core.observe import Observer
 from calinix.core.pipeline import choose
@@ -20,8 +21,9 @@ from calinix.core.pods import ROLES, Pod, Role
 from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest, Work
 from calinix.core.roster import Roster
 from calinix.core.state import Rng, State
+from calinix.core.steering import Steering
 from calinix.core.strategies import recipes as recipes_of
-from calinix.core.views import PodView, pod_view
+from calinix.core.views import PodView, facts_of, pod_view
 
 __all__ = ["Rng", "Router"]
 
@@ -52,6 +54,7 @@ class Router:
         self._planner = Planner(state, state.means, self._decisions)
         self._handlers = Observer(state, self._roster, state.means).handlers
         self._next_look_s = float("-inf")
+        self._steering = Steering(state, config.controller)
         upstreams = config.upstreams
         if upstreams.single is not None:
             for pod in upstreams.single.pods:
@@ -69,6 +72,9 @@ class Router:
         state = self._state
         if now >= state.health.due_s or now >= state.ledger.next_release_s:
             self._catch_up(now)
+        if now >= state.late_s:
+            # Nobody ticks: then whoever comes first pays for the step.
+            self._steering.step(now)
         mode = resolve(state, request)
         if mode == "single":
             prompt = state.preparer.prepare(request)
@@ -115,6 +121,8 @@ class Router:
         """One bounded share of what time brings. To be called some times a second."""
         state = self._state
         self._catch_up(now)
+        if now >= self._steering.due_s:
+            self._steering.step(now)
         state.sessions.sweep(now)
         state.pins.sweep(now)
         state.registry.sweep()
@@ -156,10 +164,23 @@ class Router:
         """Requests routed and not ended."""
         return len(self._state.ledger)
 
+    def controllers(self, now: float) -> dict[Role, ControllerReport]:
+        """What the controller of each role knows and does; roles without pods are left out."""
+        return self._steering.reports(now)
+
+    def facts(self, now: float, replica: str = "") -> ReplicaFacts:  # noqa: ARG002
+        """What this router has on its pods and has measured, for others of the same pods."""
+        return facts_of(self._state, replica)
+
     def response_owner(self, response_id: str, now: float) -> str | None:
         """Id of the pod that keeps a stored answer; None when that is not known or it is lost."""
         pod = self._state.pins.find(response_id, now)
         return None if pod is None else pod.id
+
+    def epoch(self, pod_id: str) -> int:
+        """Of a configured pod, another one whenever its cache is believed lost; 0: unknown pod."""
+        pod = self._state.table.find(pod_id)
+        return 0 if pod is None else pod.epoch
 
     # --- inside ------------------------------------------------------------------------------
 

@@ -63,6 +63,8 @@ class State:
         """By slot: the controllers' weights. Written by core/steering.py; likewise:"""
         self.blind_weights = ones(cache.max_pods)
         """For when the others' load is not known well enough to compare pods by it."""
+        self.late_s = float("-inf")
+        """From when on a step of the controllers is overdue."""
         self.owed: dict[Role, Values] = {}
         """Per role: what weighted turns still owe each slot."""
         self.replicas = Replicas(self.table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from calinix.core.events import PodFacts, ReplicaFacts, RoleFacts
 from calinix.core.pods import Pod, Role
 from calinix.core.state import State
 
@@ -74,3 +75,27 @@ def pod_view(state: State, pod: Pod, capacity_blocks: int) -> PodView:
         capacity_blocks=capacity_blocks,
         last_heard_s=health.heard_s if health.heard_s != float("inf") else None,
     )
+
+
+def facts_of(state: State, replica: str) -> ReplicaFacts:
+    """What this router has on its pods and has measured, by this name."""
+    loads = state.ledger.loads
+    pods = []
+    for pod in state.table.at:
+        if pod is not None:
+            slot = pod.slot
+            tokens, seconds = state.rates.sums(slot)
+            pods.append(
+                PodFacts(
+                    pod.id,
+                    loads.inflight[slot],
+                    loads.work[slot],
+                    loads.context[slot],
+                    tokens,
+                    seconds,
+                )
+            )
+    roles = tuple(
+        RoleFacts(role, outlook.requests, outlook.work) for role, outlook in state.outlooks.items()
+    )
+    return ReplicaFacts(replica, tuple(pods), roles)
