@@ -24,6 +24,7 @@ from calinix.edge.health import Prober
 from calinix.edge.http_server import HttpServer
 from calinix.edge.identify import Identity
 from calinix.edge.journal import Journal
+from calinix.edge.kv_feed import KvFeed
 from calinix.edge.tls import client_ssl_context, server_ssl_context
 from calinix.errors import ConfigError
 from calinix.gateway.admin import AdminHandler
@@ -36,7 +37,7 @@ log = structlog.get_logger()
 _ADMIN_BODY_BYTES = 65_536
 
 # What a running process cannot take over from a new file.
-_FIXED_SECTIONS = ("cache_registry", "sessions", "admin", "log")
+_FIXED_SECTIONS = ("cache_registry", "kv_events", "sessions", "admin", "log")
 _FIXED_GATEWAY_KEYS = (
     "host", "port", "tokenizer", "block_size", "deterministic", "seed", "decisions_kept",
 )  # fmt: skip
@@ -60,6 +61,9 @@ class App:
         upstreams = Upstreams(config, loop, _pod_tls(config))
         self.gateway = Gateway(config, self.router, self.telemetry, upstreams, loop)
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self.kv_feed = KvFeed(config, loop, self.gateway.observe, self.router.epoch)
+        self.gateway.kv_views = self.kv_feed.views
+        self.telemetry.metrics.kv_views = self.kv_feed.views
         self._tls = server_ssl_context(config.gateway.tls) if config.gateway.tls else None
         self.server = HttpServer(self.gateway, loop, config.gateway.limits, config.gateway.timeouts)
         self.admin: HttpServer | None = None
@@ -89,10 +93,11 @@ class App:
         """Opens the ports and starts the probes. Raises ConfigError when a port is taken."""
         config = self.config
         upstreams = self.gateway.upstreams
-        upstreams.on_added = self._start_probe
-        upstreams.on_removed = self._stop_probe
+        upstreams.on_added = self._start_pod
+        upstreams.on_removed = self._stop_pod
         for _, pod in pods_by_role(config).values():
             upstreams.add(pod)
+        self.kv_feed.start()
         if config.admin.enabled:
             self.admin = HttpServer(
                 AdminHandler(self.gateway),
@@ -112,6 +117,14 @@ class App:
             pods=len(self._probes),
             compiled=COMPILED,
         )
+
+    def _start_pod(self, upstream: Upstream) -> None:
+        self._start_probe(upstream)
+        self.kv_feed.add(upstream.pod, upstream.client)
+
+    def _stop_pod(self, pod_id: str) -> None:
+        self._stop_probe(pod_id)
+        self.kv_feed.remove(pod_id)
 
     def _start_probe(self, upstream: Upstream) -> None:
         prober = Prober(
@@ -175,6 +188,7 @@ class App:
         for pod_id in list(self._probes):
             self._stop_probe(pod_id)
         self.gateway.upstreams.close()
+        self.kv_feed.stop()
         if self.admin is not None:
             await self.admin.drain(1.0)
         self.gateway.stop()

@@ -13,8 +13,10 @@ from rich.syntax import Syntax
 
 from calinix.config import Config, expanded, json_schema, load_config
 from calinix.core.kv import COMPILED
+from calinix.edge.kv_feed import clears_only
 from calinix.errors import ConfigError
 from calinix.gateway import proxy
+from calinix.gateway.upstreams import pods_by_role
 
 DEFAULT_CONFIG = Path("./config.yaml")
 
@@ -60,6 +62,7 @@ def notes(config: Config, *, compiled: bool, interpreted: bool = False) -> list[
         found.append("upstreams.dispatch.protocol is plain: only for engines that share a KV store")
     if gateway.tokenizer == "words":
         found.append("gateway.tokenizer is words: slower than bytes, which is the default")
+    found += _kv_notes(config)
     if not config.cache_registry.enabled:
         found.append("cacheRegistry.enabled is false: no prompt is ever believed cached")
     if config.admin.enabled and not _is_loopback(config.admin.host):
@@ -68,6 +71,31 @@ def notes(config: Config, *, compiled: bool, interpreted: bool = False) -> list[
         found.append("gateway.sessionFromUser: one `user` for all requests sends all to one pod")
     if not upstreams.tls.verify:
         found.append("upstreams.tls.verify is false: any certificate of a pod is accepted")
+    return found
+
+
+def _kv_notes(config: Config) -> list[str]:
+    """What KV events can tell here, and what is lost of them."""
+    bound = config.kv_events.bind is not None
+    fed = [
+        pod
+        for _, pod in pods_by_role(config).values()
+        if bound or pod.kv_events.endpoint is not None
+    ]
+    if not fed:
+        return []
+    found = []
+    if clears_only(config):
+        found.append(
+            f"kvEvents with gateway.tokenizer {config.gateway.tokenizer}: events can only clear "
+            "a cache; hf, or kvEvents.apply: blocks for clients that send token ids, uses them all"
+        )
+    deaf = [pod.id for pod in fed if pod.kv_events.replay_endpoint is None]
+    if deaf:
+        found.append(
+            f"kvEvents without replayEndpoint ({', '.join(deaf[:3])}{', ...' * (len(deaf) > 3)}): "
+            "what was published before the start, or is lost, stays unknown"
+        )
     return found
 
 

@@ -8,6 +8,7 @@ people and machines.
 from calinix.config.describe import json_schema
 from calinix.config.expand import BLOCK_SIZES, effective, expanded
 from calinix.config.fields import Mode
+from calinix.config.kv_events import KvEvents, PodKvEvents
 from calinix.config.load import load_config, parse_config
 from calinix.config.policy import (
     Controller,
@@ -52,6 +53,7 @@ __all__ = [
     "Gateway",
     "Health",
     "Imbalance",
+    "KvEvents",
     "Labels",
     "Limits",
     "Log",
@@ -59,6 +61,7 @@ __all__ = [
     "Passive",
     "PodConfig",
     "PodGroup",
+    "PodKvEvents",
     "Predictive",
     "ServerTls",
     "Sessions",

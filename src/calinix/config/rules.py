@@ -147,6 +147,26 @@ def ports_differ(draft: Draft) -> Iterator[Fault]:
         yield where, f"expected two ports, found {port} for both gateway.port and admin.port"
 
 
+def kv_events_have_an_address(draft: Draft) -> Iterator[Fault]:
+    """Replays are only asked of a pod that is listened to; ranks are counted up from a port."""
+    bind = draft.get("kvEvents.bind")
+    for group in POD_LISTS:
+        for path, pod in draft.pods(group):
+            events = pod.get("kvEvents")
+            if not isinstance(events, dict):
+                continue
+            endpoint, replays = events.get("endpoint"), events.get("replayEndpoint")
+            ranks = events.get("ranks", 1)
+            if replays is not None and endpoint is None and bind is None:
+                yield (
+                    f"{path}.kvEvents.replayEndpoint",
+                    "expected an endpoint beside it, or kvEvents.bind, found neither",
+                )
+            for name in (endpoint or bind, replays):
+                if isinstance(ranks, int) and ranks > 1 and str(name).startswith("ipc:"):
+                    yield f"{path}.kvEvents.ranks", f"expected tcp for ranks, found {quoted(str(name))}"
+
+
 def files_are_there(draft: Draft) -> Iterator[Fault]:
     """Certificates and keys can be opened."""
     for path in ("gateway.tls.certFile", "gateway.tls.keyFile", "upstreams.tls.caFile"):
@@ -168,6 +188,7 @@ RULES: tuple[Callable[[Draft], Iterator[Fault]], ...] = (
     models_stand_once,
     rests_are_in_order,
     ports_differ,
+    kv_events_have_an_address,
     files_are_there,
 )
 

@@ -21,6 +21,7 @@ from calinix.config.fields import (
     Secret,
     Text,
 )
+from calinix.config.kv_events import KvEvents
 from calinix.config.policy import Controller, Strategy, StrategyName
 from calinix.config.upstreams import Upstreams
 
@@ -224,6 +225,8 @@ class Config(Base, frozen=True):
     """Probes and passive rules."""
     cache_registry: CacheRegistry = field(default_factory=CacheRegistry)
     """What is known of the pods' KV caches."""
+    kv_events: KvEvents = field(default_factory=KvEvents)
+    """KV events of all pods."""
     controller: Controller = field(default_factory=Controller)
     """Weights of the pods, renewed a few times a second."""
     sessions: Sessions = field(default_factory=Sessions)

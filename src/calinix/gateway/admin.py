@@ -17,6 +17,8 @@ _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
 _METRICS = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
 _YAML = b"content-type: application/yaml\r\n"
 _MAX_DECISIONS = 1000
+_HISTORY = {"source": "history"}
+"""Of a pod without KV events."""
 
 
 class AdminHandler:
@@ -89,7 +91,11 @@ class AdminHandler:
         request.conn.respond(200, _JSON, b'{"status":"ok"}')
 
     def _pods(self, request: Request) -> None:
-        pods = self._gateway.router.pods()
+        views = self._gateway.kv_views()
+        pods = [
+            {**msgspec.to_builtins(pod), "kv": views.get(pod.id, _HISTORY)}
+            for pod in self._gateway.router.pods()
+        ]
         request.conn.respond(200, _JSON, msgspec.json.encode({"pods": pods}))
 
     def _decisions(self, request: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import unquote
 
 import structlog
@@ -16,6 +16,7 @@ from calinix.config import Config, Strategy, Timeouts
 from calinix.core.events import Event, PodAdded, PodRemoved, RulesChanged, StrategyChanged
 from calinix.core.router import Router
 from calinix.edge.http_server import Request
+from calinix.engines.kv_pod import KvView
 from calinix.gateway.dispatch import Dispatch
 from calinix.gateway.heads import ClientHead, RequestIds
 from calinix.gateway.models import ModelList
@@ -105,6 +106,8 @@ class Gateway:
         self.max_tick_lag_s = 0.0
         self.waiting = WaitQueue(0, 1.0)
         self.models = ModelList(self)
+        self.kv_views: Callable[[], Mapping[str, KvView]] = dict
+        """What the pods' KV events have brought, by pod id."""
         self.dispatch = Dispatch(upstreams)
         self._wake_asked = False
         self._next_flush_s = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from calinix import __version__
 from calinix.telemetry.counters import OTHER, Counters, Histogram, PodSource
+from calinix.telemetry.kv_families import KvState, kv_families
 
 POD_LABELS = ("pod_id", "role")
 
@@ -56,7 +57,7 @@ TOTALS = {
 class Metrics(Counters):
     """The counters, with what only the host knows: set `inflight` and `waiting` to show them."""
 
-    __slots__ = ("_registry", "build", "dropped_lines", "inflight", "waiting")
+    __slots__ = ("_registry", "build", "dropped_lines", "inflight", "kv_views", "waiting")
 
     def __init__(self, source: PodSource, max_pods: int, build: dict[str, str] | None = None):
         super().__init__(source, max_pods)
@@ -64,6 +65,7 @@ class Metrics(Counters):
         self.inflight: Callable[[], int] | None = None
         self.waiting: Callable[[], int] | None = None
         self.dropped_lines: Callable[[], int] | None = None
+        self.kv_views: Callable[[], Mapping[str, KvState]] = dict
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_View(self))
         ProcessCollector(registry=self._registry)
@@ -143,6 +145,7 @@ class _View(Collector):
                 failures.add_metric((*labels, kind), count)
         yield requests
         yield failures
+        yield from kv_families(roles, self._metrics.kv_views(), POD_LABELS)
 
 
 def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> Metric:

@@ -1,0 +1,215 @@
+"""ZeroMQ sockets on the loop, without threads of ours: who has something to read, in turns.
+
+A ZeroMQ socket's descriptor only says that something has changed, and says it once: after that
+it has to be read until it is empty. An Inlet that is not empty yet stands in line, and a turn of
+the loop serves the line for a bounded time, so that requests are never long behind events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from calinix.errors import ConfigError
+
+try:
+    import zmq
+except ImportError:
+    zmq = None  # type: ignore[assignment]
+
+log = structlog.get_logger()
+
+SHARE_S = 0.0001
+"""How long one turn of the loop may be about events; a message that has begun is finished."""
+BURST = 16
+"""Messages of one socket before the next one's turn."""
+MAX_MESSAGE_BYTES = 8 << 20
+LIVE_MESSAGES = 1000
+"""That wait here, per publisher; more wait at the publisher."""
+REPLAYED_MESSAGES = 12_000
+"""That may wait here: publishers keep 10,000, and drop what finds no room."""
+_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 5_000
+_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
+
+
+class Inlet:
+    """One socket; `deliver` takes the frames of each message that it receives."""
+
+    __slots__ = ("deliver", "queued", "socket")
+
+    def __init__(self, socket: zmq.Socket[bytes], deliver: Callable[[list[bytes]], None]):
+        self.socket = socket
+        self.deliver = deliver
+        self.queued = False
+
+    def receive(self) -> list[bytes] | None:
+        """The frames of the next message; None: there is none."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return None
+
+
+class Sockets:
+    """Opens them, reads them, closes them. All of one feed; bounded by who opens them."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.perf_counter
+    ):
+        """Raises ConfigError where pyzmq is not installed."""
+        if zmq is None:
+            raise ConfigError(["kvEvents needs pyzmq: pip install 'calinix[events]'"])
+        self._loop = loop
+        self._clock = clock
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 8192)
+        self._ready: deque[Inlet] = deque()
+        self._turn_asked = False
+
+    def subscribe(
+        self,
+        endpoint: str,
+        topics: Sequence[bytes],
+        deliver: Callable[[list[bytes]], None],
+        *,
+        bind: bool = False,
+    ) -> Inlet:
+        """A SUB socket. Raises ConfigError where the endpoint cannot be bound or is none."""
+        socket = self._context.socket(zmq.SUB)
+        socket.set(zmq.RCVHWM, LIVE_MESSAGES)
+        for topic in topics:
+            socket.subscribe(topic)
+        return self._open(socket, endpoint, deliver, bind=bind)
+
+    def dial(self, endpoint: str, deliver: Callable[[list[bytes]], None]) -> Inlet:
+        """A DEALER socket; what is sent goes out only while it is connected."""
+        socket = self._context.socket(zmq.DEALER)
+        socket.set(zmq.RCVHWM, REPLAYED_MESSAGES)
+        socket.set(zmq.IMMEDIATE, 1)
+        return self._open(socket, endpoint, deliver, bind=False)
+
+    def publish(self, endpoint: str) -> tuple[zmq.Socket[bytes], str]:
+        """A PUB socket, bound where vLLM's would be, and its endpoint. Raises ConfigError."""
+        socket = self._context.socket(zmq.PUB)
+        binds = "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
+        self._attach(socket, endpoint, bind=binds)
+        return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def answer(self, endpoint: str, deliver: Callable[[list[bytes]], None]) -> Inlet:
+        """A bound ROUTER socket. Raises ConfigError."""
+        socket = self._context.socket(zmq.ROUTER)
+        socket.set(zmq.SNDHWM, REPLAYED_MESSAGES)
+        return self._open(socket, endpoint, deliver, bind=True)
+
+    def send(self, inlet: Inlet, frames: list[bytes]) -> bool:
+        """Sends at once, or not at all: then nobody is connected, or too much waits."""
+        try:
+            inlet.socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        finally:
+            # Sending may have taken notice of what the descriptor had to say.
+            self.wake(inlet)
+        return True
+
+    def can_send(self, inlet: Inlet) -> bool:
+        """Whether somebody is connected who takes what is sent."""
+        # Asking takes notice of what the descriptor had to say.
+        self.wake(inlet)
+        return bool(inlet.socket.poll(0, zmq.POLLOUT))
+
+    def close(self, inlet: Inlet) -> None:
+        """Closes one; what it had not delivered yet is lost."""
+        self._loop.remove_reader(inlet.socket.fileno())
+        inlet.socket.close(linger=0)
+        inlet.deliver = _drop
+
+    def end(self) -> None:
+        """Closes the rest. All inlets have to be closed."""
+        self._ready.clear()
+        self._context.destroy(linger=0)
+
+    def wake(self, inlet: Inlet) -> None:
+        """Something may have come."""
+        if not inlet.queued:
+            inlet.queued = True
+            self._ready.append(inlet)
+        self._ask_for_turn()
+
+    def _ask_for_turn(self) -> None:
+        if not self._turn_asked:
+            self._turn_asked = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Serves the line for a while; what is left has its turn after the loop's other work."""
+        clock, ready = self._clock, self._ready
+        until_s = clock() + SHARE_S
+        try:
+            while ready and clock() < until_s:
+                inlet = ready.popleft()
+                inlet.queued = False
+                more = True
+                try:
+                    more = self._serve(inlet, until_s)
+                finally:
+                    if more and not inlet.queued:
+                        inlet.queued = True
+                        ready.append(inlet)
+        finally:
+            self._turn_asked = False
+            if ready:
+                self._ask_for_turn()
+
+    def _serve(self, inlet: Inlet, until_s: float) -> bool:
+        """Delivers what is there, up to a bound; True: there may be more."""
+        for _ in range(BURST):
+            if inlet.socket.closed:
+                return False
+            frames = inlet.receive()
+            if frames is None:
+                return False
+            inlet.deliver(frames)
+            if self._clock() >= until_s:
+                break
+        return True
+
+    def _open(
+        self,
+        socket: zmq.Socket[bytes],
+        endpoint: str,
+        deliver: Callable[[list[bytes]], None],
+        *,
+        bind: bool,
+    ) -> Inlet:
+        self._attach(socket, endpoint, bind=bind)
+        inlet = Inlet(socket, deliver)
+        self._loop.add_reader(socket.fileno(), self.wake, inlet)
+        self.wake(inlet)
+        return inlet
+
+    def _attach(self, socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> None:
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.set(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
+        socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        socket.set(zmq.IPV6, 1)
+        try:
+            if bind:
+                socket.bind(endpoint)
+            else:
+                socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            verb = "bind" if bind else "connect to"
+            raise ConfigError([f"kvEvents: cannot {verb} {endpoint}: {error}"]) from error
+
+
+def _drop(frames: list[bytes]) -> None:
+    """Of a closed socket."""
