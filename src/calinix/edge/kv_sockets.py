@@ -30,6 +30,7 @@ BURST = 16
 MAX_MESSAGE_BYTES = 8 << 20
 LIVE_MESSAGES = 1000
 """That wait here, per publisher; more wait at the publisher."""
+PUBLISHED_MESSAGES = 100_000
 REPLAYED_MESSAGES = 12_000
 """That may wait here: publishers keep 10,000, and drop what finds no room."""
 _RECONNECT_MS, _MAX_RECONNECT_MS = 100, 5_000
@@ -52,6 +53,24 @@ class Inlet:
             return self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.ZMQError:
             return None
+
+
+class Publisher:
+    """A PUB socket."""
+
+    __slots__ = ("_socket", "endpoint")
+
+    def __init__(self, socket: zmq.Socket[bytes]):
+        self._socket = socket
+        self.endpoint = reachable(socket)
+
+    def send(self, frames: list[bytes]) -> None:
+        """To whoever subscribes; who is behind by too much misses it."""
+        self._socket.send_multipart(frames, zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """What was not sent yet is lost."""
+        self._socket.close(linger=0)
 
 
 class Sockets:
@@ -92,18 +111,23 @@ class Sockets:
         socket.set(zmq.IMMEDIATE, 1)
         return self._open(socket, endpoint, deliver, bind=False)
 
-    def publish(self, endpoint: str) -> tuple[zmq.Socket[bytes], str]:
-        """A PUB socket, bound where vLLM's would be, and its endpoint. Raises ConfigError."""
+    def publish(self, endpoint: str) -> Publisher:
+        """A PUB socket, bound where vLLM's would be. Raises ConfigError."""
         socket = self._context.socket(zmq.PUB)
+        socket.set(zmq.SNDHWM, PUBLISHED_MESSAGES)
         binds = "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
         self._attach(socket, endpoint, bind=binds)
-        return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return Publisher(socket)
 
     def answer(self, endpoint: str, deliver: Callable[[list[bytes]], None]) -> Inlet:
         """A bound ROUTER socket. Raises ConfigError."""
         socket = self._context.socket(zmq.ROUTER)
         socket.set(zmq.SNDHWM, REPLAYED_MESSAGES)
         return self._open(socket, endpoint, deliver, bind=True)
+
+    def address(self, inlet: Inlet) -> str:
+        """Where a bound socket can be reached, with its real port."""
+        return reachable(inlet.socket)
 
     def send(self, inlet: Inlet, frames: list[bytes]) -> bool:
         """Sends at once, or not at all: then nobody is connected, or too much waits."""
@@ -209,6 +233,12 @@ class Sockets:
             socket.close(linger=0)
             verb = "bind" if bind else "connect to"
             raise ConfigError([f"kvEvents: cannot {verb} {endpoint}: {error}"]) from error
+
+
+def reachable(socket: zmq.Socket[bytes]) -> str:
+    """The endpoint of a socket; of one bound to any address, that of this machine."""
+    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//127.0.0.1:")
 
 
 def _drop(frames: list[bytes]) -> None:

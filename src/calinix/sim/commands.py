@@ -14,11 +14,13 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from calinix.errors import BadRequest
+from calinix.engines.kv_events import Dialect
+from calinix.errors import BadRequest, ConfigError
 from calinix.sim.load_report import Summary, tables
 from calinix.sim.load_traffic import Shape
 from calinix.sim.loadgen import Load, LoadError, Plan, run_load
 from calinix.sim.mock_faults import Fault, faults_from_text
+from calinix.sim.mock_kv_events import KvEventsOptions
 from calinix.sim.mock_pod import FailurePolicy, MockPod, MockRole
 from calinix.sim.pod_model import PodFigures
 
@@ -62,6 +64,17 @@ def mock_pod_command(
         FailurePolicy, typer.Option(help="What a decode pod does with a handle that is not good.")
     ] = "fail",
     api_key: Annotated[str | None, typer.Option(help="Asked for on /v1 paths.")] = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(help="Publish KV events: tcp://*:5557, or tcp://gateway:5557 to connect."),
+    ] = None,
+    kv_replay: Annotated[
+        str | None, typer.Option(help="Repeat them on request: tcp://*:5558.")
+    ] = None,
+    kv_topic: Annotated[str, typer.Option(help="Their topic: kv@POD@MODEL.")] = "",
+    kv_dialect: Annotated[
+        Dialect, typer.Option(help="maps as vLLM, arrays as SGLang and older vLLM.")
+    ] = "maps",
     faults: Annotated[str, typer.Option(help="Faults to begin with; see below.")] = "",
 ) -> None:
     """Serve as an engine pod would, without a model: vLLM's API, prefix cache, P/D, faults.
@@ -91,6 +104,11 @@ def mock_pod_command(
         api_key=api_key,
         host=host,
         port=port,
+        kv_events=None
+        if kv_events is None
+        else KvEventsOptions(
+            endpoint=kv_events, replay_endpoint=kv_replay, topic=kv_topic, dialect=kv_dialect
+        ),
     )
     _run_pod(pod, wanted)
 
@@ -98,6 +116,9 @@ def mock_pod_command(
 def _run_pod(pod: MockPod, faults: list[Fault]) -> None:
     try:
         uvloop.run(_serve(pod, faults))
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
     except OSError as error:
         typer.echo(f"cannot serve on {pod.host}:{pod.port}: {error}; choose a --port", err=True)
         raise typer.Exit(1) from None

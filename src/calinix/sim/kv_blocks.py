@@ -8,6 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class Watcher(Protocol):
+    """Who is told what becomes of cached blocks."""
+
+    def stored(self, chain: Sequence[int], position: int) -> None:
+        """The block at this place of a chain is cached from now on."""
+        ...
+
+    def removed(self, block: int) -> None:
+        """The block was evicted."""
+        ...
+
+    def cleared(self) -> None:
+        """Nothing is cached any more."""
+        ...
 
 
 def chain_of(namespace: bytes, tokens: Sequence[int], block_size: int) -> list[int]:
@@ -47,6 +64,7 @@ class KvBlocks:
         self._fresh = 0
         self._numbers: list[int] = []
         self._known: dict[int, Block] = {}
+        self.watcher: Watcher | None = None
         self._unpinned: dict[int, Block] = {}
 
     @property
@@ -89,10 +107,12 @@ class KvBlocks:
 
         A second copy of a block that is already known stays nameless and is freed at its end.
         """
-        for block, chain_hash in zip(blocks, chain, strict=False):
+        for position, (block, chain_hash) in enumerate(zip(blocks, chain, strict=False)):
             if block.chain_hash is None and chain_hash not in self._known:
                 block.chain_hash = chain_hash
                 self._known[chain_hash] = block
+                if self.watcher is not None:
+                    self.watcher.stored(chain, position)
 
     def release(self, blocks: Sequence[Block]) -> None:
         """Unpins the blocks. The tail of a chain becomes the first to be evicted."""
@@ -111,6 +131,8 @@ class KvBlocks:
             block.chain_hash = None
         self._known.clear()
         self._unpinned.clear()
+        if self.watcher is not None:
+            self.watcher.cleared()
 
     def _take_number(self) -> int:
         if self._numbers:
@@ -120,4 +142,6 @@ class KvBlocks:
             return self._fresh
         oldest = next(iter(self._unpinned))
         self._known.pop(oldest)
+        if self.watcher is not None:
+            self.watcher.removed(oldest)
         return self._unpinned.pop(oldest).number

@@ -93,6 +93,8 @@ class Generation:
                 words.answer(prompt, wanted.max_tokens, choice) for choice in range(wanted.choices)
             ]
             chain = chain_of(namespace, prompt + answers[0], pod.figures.block_size)
+            if pod.kv_events is not None:
+                pod.kv_events.note(chain, prompt + answers[0], wanted.model, wanted.salt)
             job = Job(
                 id=f"{self.answer.id}-{number}-{pod.next_number():08x}",
                 prompt_tokens=len(prompt),

@@ -26,6 +26,7 @@ from calinix.edge.http_client import FetchError, PodClient, fetch
 from calinix.edge.http_server import HttpServer, Request
 from calinix.engines.vllm import LEASE_S, HandleError, HandleTable, NixlHandle
 from calinix.sim.mock_faults import Fault, FaultKind, FaultSet
+from calinix.sim.mock_kv_events import KvEventsOptions, KvPublisher
 from calinix.sim.mock_metrics import PodMetrics
 from calinix.sim.mock_requests import Reader, Turns
 from calinix.sim.mock_routes import Routes
@@ -101,6 +102,7 @@ class MockPod:
         lease_s: float = LEASE_S,
         host: str = "127.0.0.1",
         port: int = 0,
+        kv_events: KvEventsOptions | None = None,
     ):
         self.role = role
         self.figures = figures or PodFigures()
@@ -130,6 +132,9 @@ class MockPod:
         self._tasks: set[asyncio.Task[None]] = set()
         self._peers: OrderedDict[tuple[str, int], PodClient] = OrderedDict()
         self._number = 0
+        self.kv_events: KvPublisher | None = None
+        if kv_events is not None:
+            self.kv_events = KvPublisher(kv_events, model, self.figures.block_size)
         self._new_engine()
 
     def _new_engine(self) -> None:
@@ -138,6 +143,9 @@ class MockPod:
         self.engine_id = str(uuid.uuid4())
         self.started_s = time.time()
         self.model = PodModel(self.figures)
+        if self.kv_events is not None:
+            self.kv_events.new_engine()
+            self.model.blocks.watcher = self.kv_events
         self.handles = HandleTable(self.engine_id, self._address(), self.port, self._lease_s)
         self.metrics = PodMetrics(self.reader.models[0], self.started_s)
         self._serving: dict[str, Serving] = {}
@@ -161,6 +169,8 @@ class MockPod:
         self.loop = asyncio.get_running_loop()
         await self._listen()
         self._new_engine()
+        if self.kv_events is not None:
+            self.kv_events.open(self.loop)
 
     async def stop(self) -> None:
         """Drops every connection and stops serving."""
@@ -168,6 +178,8 @@ class MockPod:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._close()
+        if self.kv_events is not None:
+            self.kv_events.close()
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_s = None, _NEVER_S
