@@ -164,7 +164,8 @@ def kv_events_have_an_address(draft: Draft) -> Iterator[Fault]:
                 )
             for name in (endpoint or bind, replays):
                 if isinstance(ranks, int) and ranks > 1 and str(name).startswith("ipc:"):
-                    yield f"{path}.kvEvents.ranks", f"expected tcp for ranks, found {quoted(str(name))}"
+                    fault = f"expected tcp for ranks, found {quoted(str(name))}"
+                    yield f"{path}.kvEvents.ranks", fault
 
 
 def files_are_there(draft: Draft) -> Iterator[Fault]:
