@@ -14,7 +14,8 @@ Floats = npt.NDArray[np.float64]
 Kind = Literal["linear", "log", "percentile"]
 
 MAX_TICKS = 6
-TOP_PERCENTILE = 0.999
+LARGEST, SMALLEST = 1e100, 1e-100
+"""What is beyond is not drawn, and what is nearer together is one value."""
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,9 +34,9 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     def over(self, values: Sequence[Floats], begin: float, end: float) -> Scale:
         """This axis for these values, drawn from `begin` to `end` on the page."""
         known = np.concatenate([np.asarray(v, float).ravel() for v in values] or [np.zeros(0)])
-        known = known[np.isfinite(known)]
+        known = known[np.abs(known) < LARGEST]
         if self.kind == "log":
-            known = known[known > 0.0]
+            known = known[known > SMALLEST]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
         if self.kind == "linear" and 0.0 <= low <= 0.5 * high:
             low = 0.0
@@ -43,8 +44,8 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
         high = self.most if self.most is not None else high
         if self.kind == "log":
             low, high = (low, high) if 0.0 < low < high else _around(low or high or 1.0)
-        elif high <= low:
-            high = low + (abs(low) or 1.0)
+        elif high - low < max(SMALLEST, 1e-9 * abs(low)):
+            high = low + max(abs(low), 1e-6)
         return Scale(self.kind, low, high, begin, end)
 
 
@@ -63,8 +64,10 @@ class Scale:
 
     def places(self, values: Floats) -> Floats:
         """Places on the page, held within the axis; NaN stays NaN."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            share = (self._to(np.asarray(values, float)) - self._first) / self._span
+        shown = np.asarray(values, float)
+        with np.errstate(invalid="ignore"):
+            shown = np.where(np.abs(shown) < LARGEST, shown, np.nan)
+            share = (self._to(shown) - self._first) / self._span
         return self._begin + np.clip(share, 0.0, 1.0) * (self._end - self._begin)
 
     def ticks(self) -> list[tuple[float, str]]:
@@ -87,7 +90,7 @@ def _tail(values: Floats) -> Floats:
 
 _TO: dict[Kind, Callable[[Floats], Floats]] = {
     "linear": lambda values: values,
-    "log": lambda values: np.asarray(np.log10(np.where(values > 0.0, values, np.nan))),
+    "log": lambda values: np.asarray(np.log10(np.where(values > SMALLEST, values, np.nan))),
     "percentile": _tail,
 }
 
