@@ -51,9 +51,10 @@ class Door:
         self.max_retries = config.gateway.retries
         self.lost_share = 0.0
         """Share of the facts that never reach it."""
+        self.late_s = late_s
+        """How old everything is that it knows of the load of requests that come now."""
         self._rng = rng
-        self._late_s = late_s
-        self._late = LateLoad(router, self.clock, late_s) if late_s > 0.0 else None
+        self._late: LateLoad | None = None
         self._probe_s = config.health.interval_ms / 1e3
         self._probe(None)
         self.clock.at(TICK_S, self._tick)
@@ -76,21 +77,26 @@ class Door:
         """A client's request comes in."""
         Flight(self, request).start(now)
 
-    def route(self, request: RouteRequest, truth: SimRequest, now: float) -> RoutePlan | Refusal:
+    def route(
+        self, request: RouteRequest, truth: SimRequest, now: float, late_s: float
+    ) -> RoutePlan | Refusal:
         """Asks the router; baselines may look at the truth meanwhile."""
+        if late_s > 0.0:
+            late = self._late = self._late or LateLoad(self.router, self.clock)
+            late.remember()
         self.cluster.current = truth
         outcome = self.router.route(request, now)
         self.cluster.current = None
-        if self._late is not None and isinstance(outcome, RoutePlan):
-            self._late.hide(outcome, now)
+        if late_s > 0.0 and self._late is not None and isinstance(outcome, RoutePlan):
+            self._late.hide(outcome, now, late_s)
         return outcome
 
-    def tell(self, event: Event, *, may_be_lost: bool = False) -> None:
+    def tell(self, event: Event, late_s: float = 0.0, *, may_be_lost: bool = False) -> None:
         """A fact comes to the router, at once or late."""
         if may_be_lost and self.lost_share > 0.0 and self._rng.random() < self.lost_share:
             return
-        if self._late_s > 0.0:
-            self.clock.at(self.clock.now + self._late_s, self._deliver, event)
+        if late_s > 0.0:
+            self.clock.at(self.clock.now + late_s, self._deliver, event)
         else:
             self.router.observe(event, self.clock.now)
 
@@ -106,6 +112,7 @@ class Flight:
         "_cluster",
         "_door",
         "_job",
+        "_late_s",
         "_lease_open",
         "_number",
         "_plan",
@@ -119,6 +126,7 @@ class Flight:
         self._cluster = door.cluster
         self._request = request
         self._number = -1
+        self._late_s = door.late_s
         self._asked: RouteRequest | None = None
         self._plan: RoutePlan | None = None
         self._lease_open = False
@@ -140,7 +148,7 @@ class Flight:
             session_key=request.session_key,
             streamed=request.streamed,
         )
-        outcome = door.route(asked, request, now)
+        outcome = door.route(asked, request, now, self._late_s)
         if isinstance(outcome, Refusal):
             self._refuse(outcome)
         else:
@@ -193,7 +201,7 @@ class Flight:
         else:
             self._give_back_prefill()
         if self._request.streamed:
-            self._door.tell(FirstToken(plan.lease_id), may_be_lost=True)
+            self._door.tell(FirstToken(plan.lease_id), self._late_s, may_be_lost=True)
 
     def on_finished(self, job: Job, at_s: float) -> None:
         """The last token is there."""
@@ -204,7 +212,7 @@ class Flight:
             self._prefill = (plan.prefill.slot, job)
             recorder.prefill_pod[number] = plan.prefill.slot
             recorder.cached_tokens[number] = job.cached_tokens
-            self._door.tell(PrefillDone(plan.lease_id))
+            self._door.tell(PrefillDone(plan.lease_id), self._late_s)
             self._send_answering(plan)
             return
         recorder.end_s[number] = at_s
@@ -242,7 +250,8 @@ class Flight:
             return False
         prefill = plan.prefill if role == "decode" else None
         asked = before.once_more(before.avoid | 1 << failed.slot, prefill.id if prefill else None)
-        outcome = self._door.route(asked, self._request, self._cluster.clock.now)
+        now = self._cluster.clock.now
+        outcome = self._door.route(asked, self._request, now, self._late_s)
         if isinstance(outcome, Refusal):
             return False
         self._retries += 1
@@ -261,7 +270,7 @@ class Flight:
         self._lease_open = False
         lease_id = self._plan.lease_id
         if failure is not None:
-            self._door.tell(Failed(lease_id, role, failure, status))
+            self._door.tell(Failed(lease_id, role, failure, status), self._late_s)
             return
         request, good = self._request, status == _GOOD
         cached = self._cluster.recorder.cached_tokens[self._number]
@@ -272,7 +281,8 @@ class Flight:
                 request.prompt_tokens if good else None,
                 cached if good else None,
                 request.output_tokens if good else None,
-            )
+            ),
+            self._late_s,
         )
 
     def _end(self, status: int) -> None:

@@ -1,4 +1,7 @@
-"""What can go wrong in a simulated fleet, and when."""
+"""What can go wrong in a simulated fleet, and when.
+
+Pods are named by their slot; in a smaller fleet the slots are counted round.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import msgspec
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all faults. Pods are named by their index; times are seconds of the run."""
+    """Base of all faults. Times are seconds of the run."""
 
     at_s: float = 0.0
     """When it begins."""
@@ -40,3 +43,9 @@ class LostEvents(Fault, frozen=True, kw_only=True):
 
     share: float
     """Share of these facts that is lost."""
+
+
+class LateFacts(Fault, frozen=True, kw_only=True):
+    """Gateways know of load only what it was `late_s` ago, their own requests included."""
+
+    late_s: float

@@ -7,6 +7,7 @@ end, with model, LoRA and cache salt as the chain's first state.
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -65,7 +66,8 @@ class KvBlocks:
         self._numbers: list[int] = []
         self._known: dict[int, Block] = {}
         self.watcher: Watcher | None = None
-        self._unpinned: dict[int, Block] = {}
+        # Ordered: finding the first entry of a plain dict walks over all that were deleted.
+        self._unpinned: OrderedDict[int, Block] = OrderedDict()
 
     @property
     def used(self) -> int:
@@ -140,8 +142,8 @@ class KvBlocks:
         if self._fresh < self.capacity:
             self._fresh += 1
             return self._fresh
-        oldest = next(iter(self._unpinned))
-        self._known.pop(oldest)
+        oldest, block = self._unpinned.popitem(last=False)
+        del self._known[oldest]
         if self.watcher is not None:
             self.watcher.removed(oldest)
-        return self._unpinned.pop(oldest).number
+        return block.number

@@ -7,6 +7,7 @@ monotonic clock; tokens are the pod's own.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from calinix.errors import CalinixError
@@ -46,7 +47,7 @@ class PodModel:
         self.blocks = KvBlocks(figures.cache_blocks, figures.capacity_blocks)
         self.counters = PodCounters()
         self._pace: Pace = (StepPace if figures.in_steps else Pace)(figures, noise)
-        self._waiting: dict[str, Job] = {}
+        self._waiting: OrderedDict[str, Job] = OrderedDict()
         self._waiting_tokens = 0.0
         self._prefilling = 0
         self._decoding = 0

@@ -12,8 +12,10 @@ import numpy as np
 from calinix.core.choice import Recipe
 from calinix.core.pods import Role
 from calinix.core.router import Router
-from calinix.sim.cluster import Baseline, Cluster, SimPod
+from calinix.sim.baselines import BASELINES
+from calinix.sim.cluster import Cluster, SimPod
 from calinix.sim.door import Door
+from calinix.sim.fault_plan import plan
 from calinix.sim.fleet_config import config_of, converted
 from calinix.sim.recorder import Floats, Requests, Samples
 from calinix.sim.scenarios import Scenario
@@ -59,30 +61,32 @@ def run(
     *,
     load: float | None = None,
     pods: int | None = None,
-    baselines: Mapping[str, Baseline] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Run:
     """Lets the scenario happen once. Equal arguments give equal runs.
 
-    `strategy` is a strategy of the gateway, or one of `baselines`; `load` times the workload's own
+    `strategy` is a strategy of the gateway, or one of BASELINES; `load` times the workload's own
     rate; `pods` in all; `progress` is told the share of the requests that have come.
     Raises msgspec.ValidationError for a strategy that nobody knows.
     """
     load = scenario.load if load is None else load
     described = scenario.pods(pods)
-    baseline = (baselines or {}).get(strategy)
+    baseline = BASELINES.get(strategy)
     block_tokens = scenario.workload.block_tokens
     name = strategy if baseline is None else "leastLoad"
     config = config_of(described, name, block_tokens, scenario.settings)
     cluster = Cluster(described, scenario.noise, seed)
     cluster.streamed_share = scenario.streamed_share
     structs = converted(config)
+    doors: list[Door] = []
     for number in range(scenario.gateways):
         rng = random.Random(f"{seed}/gateway/{number}")
         recipes: Mapping[Role, Recipe] | None = None if baseline is None else baseline(cluster)
         router = Router(structs, rng, recipes)
         door = Door(cluster, router, structs, rng, block_tokens, scenario.late_s)
         cluster.gateways.append(door)
+        doors.append(door)
+    plan(scenario.faults, cluster, doors)
     _Watch(cluster, scenario.workload.requests, progress).look(None)
     cluster.feed(scenario.workload.arrivals(random.Random(f"{seed}/arrivals"), load))
     cluster.clock.run()
