@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 from tokenizers import AddedToken as LibraryToken
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from calinix.core.segments import AddedToken
 from calinix.errors import ConfigError
 
 TOKENIZER_FILE = "tokenizer.json"
+_MODEL_FILE = "config.json"
 _CONFIG_FILE = "tokenizer_config.json"
 _SPECIAL_FILE = "special_tokens_map.json"
 _TEMPLATE_FILE = "chat_template.jinja"
@@ -27,6 +28,11 @@ _MAX_FILE_BYTES = 268_435_456
 _NAMED = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""What Qwen's tokenizers take as one word."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -59,6 +65,8 @@ def load_folder(path: str) -> HfFolder:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
+    if _is_qwen(folder, config):
+        _rebuild_as_qwen(tokenizer)
     special = {name: text for name in _NAMED if (text := _content(config.get(name)))}
     _add_missing(tokenizer, config, special)
     return HfFolder(
@@ -103,6 +111,26 @@ def _load_tokenizer(file: Path) -> Tokenizer:
         return Tokenizer.from_buffer(data)
     except Exception as error:  # noqa: BLE001  the library raises nothing narrower
         raise ConfigError([f"{file}: not a tokenizer: {error}"]) from None
+
+
+def _is_qwen(folder: Path, config: dict[str, Any]) -> bool:
+    named = config.get("tokenizer_class")
+    kind = named.removesuffix("Fast") if isinstance(named, str) else ""
+    return kind == "Qwen2Tokenizer" or _read_json(folder / _MODEL_FILE).get("model_type") == "qwen2"
+
+
+def _rebuild_as_qwen(tokenizer: Tokenizer) -> None:
+    """Engines take only vocabulary and merges from such a file (transformers 5).
+
+    How words are told apart is the class's own affair, whatever the file says of it.
+    """
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
 
 
 def _content(token: object) -> str:
