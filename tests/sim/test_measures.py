@@ -143,6 +143,7 @@ def test_series_add_up() -> None:
     assert series.weights[0] == [None, None]
     assert series.forecast_step_s == 0.25
     assert series.forecasts[0].queue == [[1.0, 2.0], [0.5, 1.0]]
+    assert (series.expected_t_s, series.expected) == ([1.0], [[1.0, 2.0]])
 
 
 def test_series_are_bounded() -> None:

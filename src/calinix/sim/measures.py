@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from calinix.sim.recorder import Requests, Samples
+from calinix.sim.recorder import Requests
 
 if TYPE_CHECKING:
     from calinix.sim.simulate import Run
@@ -26,7 +26,7 @@ BINS = 60
 MAX_MOMENTS = 160
 """Samples of queues and weights that are kept; fewer where there are many pods."""
 MAX_CELLS = 4096
-MAX_FORECASTS = 12
+MAX_FORECASTS = 16
 SHARES = 1.0 - np.logspace(0.0, -3.0, 61)
 """The percentiles of a latency's curve, as shares: dense towards p99.9."""
 
@@ -64,11 +64,11 @@ class PodShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What a controller expected, from `t_s` on."""
+    """What a controller expected at `t_s`."""
 
     t_s: float
-    queue: list[list[float]]
-    """Shape (H, pods)."""
+    queue: list[list[float | None]]
+    """Of the steps that follow, shape (H, pods)."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +89,14 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Moments of the samples, shape (k,); likewise (k, pods):"""
     queue: list[list[float]]
     weights: list[list[float | None]]
+    expected_t_s: list[float]
+    """Moments of the controller's steps, shape (j,)."""
+    expected: list[list[float | None]]
+    """The queue that it expected one step later, in its own unit, shape (j, pods): seconds of work
+    where prompts are computed, requests where answers are."""
     forecast_step_s: float
     forecasts: list[Forecast]
+    """Some of its whole trajectories."""
     pods: list[PodShare]
 
 
@@ -140,7 +146,9 @@ def series_of(run: Run) -> Series:
     per_bin_s = end_s / BINS
     prompts, _ = np.histogram(asked.arrival_s, edges, weights=asked.prompt_tokens)
     cached, _ = np.histogram(asked.arrival_s, edges, weights=asked.cached_tokens)
-    kept = _moments(samples)
+    kept = _moments(len(samples.times_s), len(run.pods))
+    heard = run.predicted_queue
+    steps = [heard[n] for n in _moments(len(heard), len(run.pods)).tolist()]
     return Series(
         shares=_floats(SHARES),
         ttft_s=_curve(asked.ttft_s[good]),
@@ -156,6 +164,8 @@ def series_of(run: Run) -> Series:
         sample_t_s=_floats(samples.times_s[kept]),
         queue=[_floats(row) for row in samples.queue[kept]],
         weights=[_nullable(row) for row in samples.weights[kept]],
+        expected_t_s=[_short(t_s) for t_s, _ in steps],
+        expected=[_nullable(queues[0]) for _, queues in steps],
         forecast_step_s=_step_s(run.config),
         forecasts=_forecasts(run),
         pods=_shares(run),
@@ -200,11 +210,9 @@ def _jain_over_time(run: Run, edges: Floats) -> Floats:
     return np.array([_jain_of(row, roles) if row.any() else np.nan for row in work])
 
 
-def _moments(samples: Samples) -> Ints:
-    """Which samples are kept: evenly, as many as fit."""
-    there = len(samples.times_s)
-    pods = max(1, samples.queue.shape[1] if samples.queue.ndim > 1 else 1)
-    most = max(24, min(MAX_MOMENTS, MAX_CELLS // pods))
+def _moments(there: int, pods: int) -> Ints:
+    """Which of so many are kept: evenly, as many as fit."""
+    most = max(24, min(MAX_MOMENTS, MAX_CELLS // max(1, pods)))
     return np.unique(np.linspace(0, there - 1, min(there, most)).astype(np.int32))
 
 
@@ -213,7 +221,7 @@ def _forecasts(run: Run) -> list[Forecast]:
     there = run.predicted_queue
     kept = np.unique(np.linspace(0, len(there) - 1, min(len(there), MAX_FORECASTS)).astype(int))
     return [
-        Forecast(t_s=_short(there[n][0]), queue=[_floats(row) for row in there[n][1]])
+        Forecast(t_s=_short(there[n][0]), queue=[_nullable(row) for row in there[n][1]])
         for n in kept.tolist()
     ]
 

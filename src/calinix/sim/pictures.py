@@ -62,28 +62,21 @@ def courses(outcomes: Sequence[Outcome]) -> list[Picture]:
 
 
 def control(outcome: Outcome) -> list[Picture]:
-    """Queues and weights of one run, with what the controller expected; by role."""
-    series = outcome.series
+    """Queues and weights of one run, and what the controller expected of the queues; by role."""
+    series, strategy = outcome.series, outcome.row.strategy
     found = []
-    for role in sorted(
-        {pod.role for pod in series.pods}, key=("single", "prefill", "decode").index
-    ):
+    for role in sorted({pod.role for pod in series.pods}, key=_ROLES.index):
         places = [place for place, pod in enumerate(series.pods) if pod.role == role]
         of_role = "" if role == "single" else f" of {role} pods"
-        found.append(
-            Picture(
-                f"queue-{role}",
-                _queues(series, places, f"Queue{of_role}, {outcome.row.strategy}"),
-            )
-        )
-        weights = _table(series.weights, len(series.pods))
-        if np.isfinite(weights[:, places]).any():
-            found.append(
-                Picture(
-                    f"weights-{role}",
-                    _weights(series, places, f"Weights{of_role}, {outcome.row.strategy}"),
-                )
-            )
+        title = f"Queue{of_role}, {strategy}"
+        found.append(Picture(f"queue-{role}", _queues(series, places, title)))
+        if np.isfinite(_table(series.weights, len(series.pods))[:, places]).any():
+            title = f"Weights{of_role}, {strategy}"
+            found.append(Picture(f"weights-{role}", _weights(series, places, title)))
+        if np.isfinite(_table(series.expected, len(series.pods))[:, places]).any():
+            unit = "requests" if role == "decode" else "seconds of work"
+            title = f"Expected queue{of_role}, {strategy}"
+            found.append(Picture(f"expected-{role}", _expected(series, places, title, unit)))
     return found
 
 
@@ -109,6 +102,7 @@ def loads(outcomes: Sequence[Outcome]) -> list[Picture]:
     return found
 
 
+_ROLES = ("single", "prefill", "decode")
 _ROLE_COLOURS = {"single": 0, "prefill": 1, "decode": 5}
 
 
@@ -121,14 +115,6 @@ def _queues(series: Series, places: list[int], title: str) -> str:
         Line(name=name, x=times, y=queue[:, number], colour=number)
         for number, name in enumerate(names)
     ]
-    for forecast in series.forecasts:
-        expected = _table(forecast.queue, len(series.pods))[:, places]
-        when = forecast.t_s + series.forecast_step_s * np.arange(1, len(expected) + 1)
-        lines += [
-            Line(name=name, x=when, y=expected[:, number], colour=number, is_forecast=True)
-            for number, name in enumerate(names)
-            if np.isfinite(expected[:, number]).any()
-        ]
     return line_chart(title, lines, _SECONDS, Axis(name="requests waiting or running", least=0.0))
 
 
@@ -145,6 +131,28 @@ def _weights(series: Series, places: list[int], title: str) -> str:
         for number, name in enumerate(names)
     ]
     return line_chart(title, lines, _SECONDS, Axis(name="weight, mean 1", least=0.0))
+
+
+def _expected(series: Series, places: list[int], title: str, unit: str) -> str:
+    """What the controller expects one step ahead as lines; some whole horizons, dashed."""
+    width, step_s = len(series.pods), series.forecast_step_s
+    times = np.array(series.expected_t_s) + step_s
+    expected = _table(series.expected, width)[:, places]
+    names = [series.pods[place].id for place in places]
+    if len(places) > MOST_LINES:
+        return heat_map(title, expected.T, names, _SECONDS, times, unit=unit)
+    lines = [
+        Line(name=name, x=times, y=expected[:, number], colour=number)
+        for number, name in enumerate(names)
+    ]
+    for forecast in series.forecasts:
+        ahead = _table(forecast.queue, width)[:, places]
+        when = forecast.t_s + step_s * np.arange(1, len(ahead) + 1)
+        lines += [
+            Line(name=name, x=when, y=ahead[:, number], colour=number, is_forecast=True)
+            for number, name in enumerate(names)
+        ]
+    return line_chart(title, lines, _SECONDS, Axis(name=unit, least=0.0))
 
 
 def _firsts(outcomes: Sequence[Outcome]) -> list[Outcome]:

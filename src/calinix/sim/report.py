@@ -152,7 +152,7 @@ def html(report: Report) -> str:
         _table(outcomes),
         _section("Latency", _TAILS, pictures.latencies(outcomes)),
         _section("Over time", _FIRST, pictures.courses(outcomes)),
-        _section("Queues and weights", f"{_FIRST} {_DASHED}", controls),
+        _section("Queues and weights", f"{_FIRST} {_EXPECTED}", controls),
         _section("Load of the pods", _FIRST, pictures.loads(outcomes)),
         "<h2>Configuration</h2>",
         f"<details><summary>What the runs have in common</summary><pre>{common}</pre></details>",
@@ -171,7 +171,10 @@ _TAILS = (
     "With several seeds: the mean of their curves."
 )
 _FIRST = "Of each strategy's first seed."
-_DASHED = "Dashed: what the controller expected of the queue at that moment."
+_EXPECTED = (
+    "Expected queue: what the controller expects one step ahead; dashed, at some moments, its "
+    "whole horizon. It counts in seconds of work where prompts are computed."
+)
 
 
 def _section(title: str, words: str, found: Sequence[Picture]) -> str:
