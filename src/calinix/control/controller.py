@@ -21,6 +21,7 @@ from calinix.control.model import (
     MpcState,
     Slots,
     Status,
+    cut_off,
     settled,
 )
 from calinix.control.mpc import QueueMPC
@@ -129,13 +130,14 @@ class PoolController:
         known = MpcState(
             settled(_of(queue, alive)),
             rates,
-            float(arrival_rate),
+            cut_off(arrival_rate),
             None if target is None else settled(_of(target, alive)),
         )
         self._known, self._confidence = known, sure
         periods = self._elapsed_periods(now)
         old = self._too_old(now, snapshot_s)
-        weights = None if old else self._solved(known, ~self._was_alive[alive])
+        newcomers = ~self._was_alive[alive]
+        weights = None if old or not alive.size else self._solved(known, newcomers)
         if weights is None:
             weights = self._kept(periods, old=old)
         else:
@@ -155,7 +157,7 @@ class PoolController:
         self.weights = _frozen(every)
 
     def _solved(self, known: MpcState, newcomers: Mask) -> Floats | None:
-        """Weights of the alive pods; None when there is no solution to trust."""
+        """Weights of the alive pods, one or more; None when there is no solution to trust."""
         veterans = ~newcomers
         if newcomers.any() and veterans.any():
             share = float(veterans.sum()) / known.pods

@@ -120,8 +120,13 @@ def settled(values: Floats) -> Floats:
     return np.minimum(np.maximum(values, 0.0), LARGEST)
 
 
+def cut_off(arrival_rate: float) -> float:
+    """At most LARGEST, and not a number where it is not finite."""
+    return min(float(arrival_rate), LARGEST) if math.isfinite(arrival_rate) else math.nan
+
+
 def usable(state: MpcState) -> MpcState:
-    """The state of the pods that are alive, every number finite, except the arrival rate.
+    """The state of the pods that are alive, every number finite but for an unusable arrival rate.
 
     Raises:
         ValueError: the arrays differ in length.
@@ -136,7 +141,7 @@ def usable(state: MpcState) -> MpcState:
     return MpcState(
         settled(queue),
         settled(rate),
-        state.arrival_rate if math.isinf(state.arrival_rate) else min(state.arrival_rate, LARGEST),
+        cut_off(state.arrival_rate),
         None if target is None else settled(target),
     )
 

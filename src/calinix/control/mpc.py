@@ -64,10 +64,10 @@ class QueueMPC:
         ones = np.ones(known.pods)
         if known.pods < 2:
             return ones, Status.ALONE
+        if math.isnan(known.arrival_rate):
+            return ones, Status.UNUSABLE
         if known.arrival_rate <= 0.0:
             return ones, Status.IDLE
-        if not math.isfinite(known.arrival_rate):
-            return ones, Status.UNUSABLE
         if full:
             if self._full is None:
                 self._full = FullHorizon(self.settings)
@@ -103,7 +103,7 @@ class QueueMPC:
         """The queues under these weights, cut off at 0; both of shape [H, n]."""
         if known.pods == 0:
             return np.zeros_like(weights)
-        arriving = known.arrival_rate if 0.0 < known.arrival_rate < math.inf else 0.0
+        arriving = known.arrival_rate if known.arrival_rate > 0.0 else 0.0  # noqa: FURB136  # NaN.
         fed = MpcState(known.queue, known.service_rate, arriving)
         shares = weights / weights.sum(axis=1, keepdims=True)
         return np.maximum(rollout(fed, shares, self.settings.dt_s), 0.0)

@@ -1,0 +1,85 @@
+"""The literal form: a local minimum of its own objective, compared with another solver's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from calinix.control import MpcSettings, MpcState, QueueMPC
+from calinix.control.literal import _Problem, literal_weights
+from calinix.control.model import Floats, objective
+from qp import random_state
+
+
+def test_value_and_gradient() -> None:
+    """The value is the objective's, the gradient what differences of it say."""
+    rng = np.random.default_rng(1)
+    settings = MpcSettings(horizon=4, target_queue=3.0, mode="literal")
+    state = MpcState(rng.uniform(0, 20, 5), rng.uniform(1, 4, 5), 11.0)
+    problem = _Problem(state, settings)
+    weights = rng.uniform(0.2, 2.5, (4, 5))
+    at, slope = problem.at(weights)
+    size = objective(state, weights, settings) / at
+    for place in np.ndindex(4, 5):
+        step = np.zeros((4, 5))
+        step[place] = 1e-5
+        up, down = (objective(state, weights + way * step, settings) for way in (1.0, -1.0))
+        assert slope[place] * size == pytest.approx((up - down) / 2e-5, rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("pods", [2, 8, 20])
+def test_it_is_as_good_as_another_solver(pods: int) -> None:
+    """L-BFGS-B from the same start finds nothing better than by a hundredth; all in the bounds."""
+    rng = np.random.default_rng(pods)
+    for horizon in (5, 20):
+        settings = MpcSettings(horizon=horizon, mode="literal")
+        shape = (horizon, pods)
+        for _ in range(2):
+            state = random_state(rng, pods)
+            start = np.ones(shape)
+            found = literal_weights(state, settings, start)
+            assert 0.1 <= found.min() <= found.max() <= 3.0
+            problem = _Problem(state, settings)
+
+            def both(flat: Floats, problem: _Problem = problem) -> tuple[float, Floats]:
+                at, slope = problem.at(flat.reshape(shape))  # noqa: B023
+                return at, slope.ravel()
+
+            other = minimize(
+                both,
+                start.ravel(),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=[(0.1, 3.0)] * start.size,
+                options={"maxiter": 400},
+            )
+            assert problem.at(found)[0] <= 1.01 * other.fun
+
+
+def test_its_scale_is_not_pinned() -> None:
+    """The mean of its weights is not 1, which is why the controller brings it there."""
+    state = MpcState(np.array([60.0, 0.0]), np.array([2.0, 2.0]), 3.0)
+    found = QueueMPC(MpcSettings(mode="literal")).solve(state)
+    assert abs(found.weights[0].mean() - 1.0) > 0.05
+
+
+def test_it_starts_from_its_last_solution() -> None:
+    """A second look at the same state is no worse, also after the pool has changed its size."""
+    rng = np.random.default_rng(9)
+    settings = MpcSettings(mode="literal")
+    mpc = QueueMPC(settings)
+    for pods in (8, 3):
+        drawn = random_state(rng, pods)
+        state = MpcState(drawn.queue, drawn.service_rate, drawn.arrival_rate)
+        values = [objective(state, mpc.solve(state).weights, settings) for _ in range(3)]
+        assert values == sorted(values, reverse=True)
+
+
+def test_one_target_for_all_overloads_the_slow() -> None:
+    """It aims at equal queue lengths: more goes to the slow pod than when waits are to be equal."""
+    queue, rate = np.array([10.0, 40.0]), np.array([1.0, 4.0])
+    literal = QueueMPC(MpcSettings(mode="literal")).solve(MpcState(queue, rate, 5.0)).weights[0]
+    delays = MpcState(queue, rate, 5.0, target=queue)
+    convex = QueueMPC().solve(delays).weights[0]
+    assert literal[0] / literal.sum() > 1.5 * convex[0] / convex.sum()
