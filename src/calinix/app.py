@@ -39,7 +39,8 @@ _ADMIN_BODY_BYTES = 65_536
 # What a running process cannot take over from a new file.
 _FIXED_SECTIONS = ("cache_registry", "kv_events", "sessions", "admin", "log")
 _FIXED_GATEWAY_KEYS = (
-    "host", "port", "tokenizer", "block_size", "deterministic", "seed", "decisions_kept",
+    "host", "port", "tokenizer", "tokenizing", "block_size", "deterministic", "seed",
+    "decisions_kept",
 )  # fmt: skip
 
 

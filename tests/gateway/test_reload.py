@@ -317,6 +317,7 @@ async def test_keys_that_need_a_restart_are_named(tmp_path: Path) -> None:
         gateway = {
             "host": "0.0.0.0",
             "tokenizer": "words",
+            "tokenizing": {"waitMs": 5},
             "blockSize": 7,
             "seed": 3,
             "deterministic": True,

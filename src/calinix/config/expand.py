@@ -8,6 +8,7 @@ import yaml
 from calinix.config.fields import MASK, SECRET_KEYS, Mode
 from calinix.config.policy import Strategy
 from calinix.config.schema import Config
+from calinix.config.tokens import text_key
 
 BLOCK_SIZES = {"bytes": 128, "words": 32}
 
@@ -26,7 +27,7 @@ def effective(config: Config) -> Config:
         gateway=msgspec.structs.replace(
             gateway,
             strategy=Strategy(name=strategy) if isinstance(strategy, str) else strategy,
-            block_size=gateway.block_size or BLOCK_SIZES[gateway.tokenizer],
+            block_size=gateway.block_size or BLOCK_SIZES[text_key(gateway.tokenizer)],
             default_mode=gateway.default_mode or single,
         ),
     )

@@ -8,8 +8,11 @@ import re
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+import msgspec
+
 from calinix.config.schema import Admin, CacheRegistry, Gateway, Passive
 from calinix.config.source import Problem
+from calinix.config.tokens import hf_path
 from calinix.config.walk import quoted
 
 GROUPS = ("single", "dispatch")
@@ -21,6 +24,12 @@ POD_LISTS = (
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
 ENDPOINT = "expected http://host:port or https://host:port"
 DEFAULT_PORTS = {"http": 80, "https": 443}
+FILES = (
+    "gateway.tls.certFile",
+    "gateway.tls.keyFile",
+    "gateway.tokenizing.chatTemplate",
+    "upstreams.tls.caFile",
+)
 ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104
 
 Fault = tuple[str, str]
@@ -168,9 +177,25 @@ def kv_events_have_an_address(draft: Draft) -> Iterator[Fault]:
                     yield f"{path}.kvEvents.ranks", fault
 
 
+def tokens_can_be_made(draft: Draft) -> Iterator[Fault]:
+    """`gateway.tokenizer: hf:` names a tokenizer, and its template has a JSON object."""
+    tokenizer = draft.get("gateway.tokenizer")
+    path = hf_path(tokenizer) if isinstance(tokenizer, str) else None
+    if path is not None:
+        file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+        if not os.path.isfile(file):
+            yield "gateway.tokenizer", f"expected a tokenizer.json, found none at {quoted(path)}"
+    where = "gateway.tokenizing.templateArguments"
+    if isinstance(text := draft.get(where), str):
+        try:
+            msgspec.json.decode(text, type=dict[str, object])
+        except msgspec.MsgspecError:
+            yield where, f"expected a JSON object, found {quoted(text)}"
+
+
 def files_are_there(draft: Draft) -> Iterator[Fault]:
-    """Certificates and keys can be opened."""
-    for path in ("gateway.tls.certFile", "gateway.tls.keyFile", "upstreams.tls.caFile"):
+    """Certificates, keys and templates can be opened."""
+    for path in FILES:
         name = draft.get(path)
         if not isinstance(name, str):
             continue
@@ -190,6 +215,7 @@ RULES: tuple[Callable[[Draft], Iterator[Fault]], ...] = (
     rests_are_in_order,
     ports_differ,
     kv_events_have_an_address,
+    tokens_can_be_made,
     files_are_there,
 )
 

@@ -23,6 +23,7 @@ from calinix.config.fields import (
 )
 from calinix.config.kv_events import KvEvents
 from calinix.config.policy import Controller, Strategy, StrategyName
+from calinix.config.tokens import TokenizerName, Tokenizing
 from calinix.config.upstreams import Upstreams
 
 
@@ -92,10 +93,15 @@ class Gateway(Base, frozen=True):
     """How pods are picked: a name, or a mapping with a name and its parameters."""
     default_mode: Mode | None = None
     """Mode of requests without x-calinix-mode; by default single where that group exists."""
-    tokenizer: Literal["bytes", "words"] = "bytes"
-    """What prompts are cut into: bytes (fast) or whitespace-separated words."""
+    tokenizer: TokenizerName = "bytes"
+    """What prompts are cut into: bytes (fast), whitespace-separated words, or the engine's own
+    tokens by the tokenizer in a model's folder (needs calinix[hf]; where a prompt's tokens cannot
+    be told, its bytes)."""
+    tokenizing: Tokenizing = field(default_factory=Tokenizing)
+    """Exact tokens."""
     block_size: Annotated[int, Meta(ge=1, le=65_536)] | None = None
-    """Bytes or words per block; by default 128 bytes or 32 words."""
+    """Bytes or words per block; by default 128 bytes or 32 words. Tokens have
+    cacheRegistry.tokenBlockSize."""
     api_keys: tuple[Secret, ...] = ()
     """Keys that clients must send as `authorization: Bearer`; empty: anyone may. `${NAME}` is
     taken from the environment."""
@@ -171,7 +177,8 @@ class CacheRegistry(Base, frozen=True):
     kv_capacity_tokens: PositiveInt = 524_288
     """KV capacity of a pod that does not state its own."""
     token_block_size: Annotated[int, Meta(ge=1, le=65_536)] = 16
-    """Token ids per block, for prompts that are sent as token ids."""
+    """Token ids per block, for prompts that are sent as token ids, and for `tokenizer: hf:`; best
+    the engine's own block size."""
 
 
 class Sessions(Base, frozen=True):

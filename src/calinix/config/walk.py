@@ -176,7 +176,8 @@ class Walker:
         if is_secret(kind):
             return self._secret(kind, node, path)
         if not isinstance(bare, mi.StrType) or not text_fits(text, bare):
-            return self._mismatch(node, path, kind)
+            near = near_values(kind)
+            return self._mismatch(node, path, kind, value_hint(text, near) if near else "")
         return text
 
     def _secret(self, kind: mi.Type, node: ScalarNode, path: str) -> object:
@@ -209,6 +210,12 @@ def is_secret(kind: mi.Type) -> bool:
     if isinstance(kind, mi.Metadata):
         return bool((kind.extra or {}).get("secret")) or is_secret(kind.type)
     return isinstance(kind, mi.VarTupleType) and is_secret(kind.item_type)
+
+
+def near_values(kind: mi.Type) -> list[str]:
+    """Words that a text may have been meant to be."""
+    extra = kind.extra if isinstance(kind, mi.Metadata) else None
+    return list((extra or {}).get("near", ()))
 
 
 def expected(kind: mi.Type) -> str:

@@ -130,6 +130,16 @@ class ResponseStored(Event, frozen=True):
     pod_id: str
 
 
+class PromptTokens(Event, frozen=True):
+    """The token ids of a prompt that was routed by its bytes: they took too long."""
+
+    lease_id: int
+    model: str
+    tenant: bytes
+    tokens: bytes
+    """Little-endian u32."""
+
+
 class PrefillDone(Event, frozen=True):
     """Dispatch: the prefill leg was answered; its part of the lease is given back."""
 

@@ -46,6 +46,7 @@ class Observer:
             events.BlocksRemoved: self._blocks_removed,
             events.BlocksCleared: self._blocks_cleared,
             events.ResponseStored: self._response_stored,
+            events.PromptTokens: self._prompt_tokens,
             events.PrefillDone: self._prefill_done,
             events.FirstToken: self._first_token,
             events.Finished: self._finished,
@@ -145,6 +146,21 @@ class Observer:
             self._state.pins.remember(event.response_id, pod, now)
 
     # --- leases ------------------------------------------------------------------------------
+
+    def _prompt_tokens(self, event: events.PromptTokens, now: float) -> None:  # noqa: ARG002
+        """What was routed by its bytes is to be found by its tokens as well."""
+        state = self._state
+        lease = state.ledger.leases.get(event.lease_id)
+        if lease is None or not lease.prompt.blocks or lease.prompt.spare is not None:
+            return
+        chain = state.preparer.chain_of(event.model, event.tenant, event.tokens, True)
+        lease.prompt.spare = chain
+        ticket = lease.id & 0xFFFFFFFF
+        for pod, is_there in ((lease.pod, lease.confirmed), (lease.prefill, lease.prefilled)):
+            if pod is not None and state.table.is_current(pod):
+                state.registry.route(pod.slot, chain, ticket)
+                if is_there:
+                    state.registry.confirm(pod.slot, chain)
 
     def _prefill_done(self, event: events.PrefillDone, now: float) -> None:
         state = self._state
@@ -302,6 +318,8 @@ class Observer:
         prompt, pod = lease.prompt, lease.pod
         if prompt.blocks and self._table.is_current(pod):
             self._registry.confirm(pod.slot, prompt.chain)
+            if prompt.spare is not None:
+                self._registry.confirm(pod.slot, prompt.spare)
         if lease.prefill is not None and not lease.prefilled:
             lease.prefilled = True
             self._confirm(lease.prefill, lease)
@@ -310,6 +328,8 @@ class Observer:
         prompt = lease.prompt
         if prompt.blocks and self._table.is_current(pod):
             self._registry.confirm(pod.slot, prompt.chain)
+            if prompt.spare is not None:
+                self._registry.confirm(pod.slot, prompt.spare)
 
     def _withdraw(self, lease: Lease) -> None:
         """Takes back what was only believed; another epoch has no entries of this lease."""
@@ -317,11 +337,14 @@ class Observer:
         if not prompt.blocks or lease.confirmed:
             return
         ticket = lease.id & 0xFFFFFFFF
-        if state.table.is_current(lease.pod):
-            state.registry.withdraw(lease.pod.slot, prompt.chain, ticket)
         prefill = lease.prefill
-        if prefill is not None and not lease.prefilled and state.table.is_current(prefill):
-            state.registry.withdraw(prefill.slot, prompt.chain, ticket)
+        for chain in (prompt.chain, prompt.spare):
+            if chain is None:
+                continue
+            if state.table.is_current(lease.pod):
+                state.registry.withdraw(lease.pod.slot, chain, ticket)
+            if prefill is not None and not lease.prefilled and state.table.is_current(prefill):
+                state.registry.withdraw(prefill.slot, chain, ticket)
 
     def _heard(self, pod: Pod, now: float) -> None:
         if self._state.health.heard(pod.slot, now):

@@ -113,6 +113,10 @@ class Planner:
             state.registry.route(pod.slot, prompt.chain, ticket)
             if prefill is not None:
                 state.registry.route(prefill.slot, prompt.chain, ticket)
+            if prompt.spare is not None:
+                state.registry.route(pod.slot, prompt.spare, ticket)
+                if prefill is not None:
+                    state.registry.route(prefill.slot, prompt.spare, ticket)
         if lease.work is _GENERATE and request.prefill_pod is None:
             role = pod.role if prefill is None else prefill.role
             self._means.routed(role, lease.work_tokens)

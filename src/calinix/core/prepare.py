@@ -83,6 +83,7 @@ class Prompt:
         "chain",
         "namespace",
         "ratio",
+        "spare",
         "tokens",
         "units",
     )  # fmt: skip
@@ -97,6 +98,7 @@ class Prompt:
         cap_blocks: int = 0,
         units: float = 0.0,
         ratio: Ratio | None = None,
+        spare: Chain | None = None,
     ):
         self.chain = chain
         self.blocks = blocks
@@ -111,6 +113,8 @@ class Prompt:
         self.units = units
         """Bytes, words or token ids; 0 where nothing can be learned."""
         self.ratio = ratio
+        self.spare = spare
+        """Another chain that the prompt is to be found by (`RouteRequest.spare`)."""
 
 
 _NO_PROMPT = Prompt(_EMPTY, 0, _NO_NAMESPACE, 0.0)
@@ -140,7 +144,9 @@ class Preparer:
         block_size: int | None,
         enabled: bool,
         token_block: int = TOKEN_BLOCK,
+        exact: bool = False,
     ):
+        """`exact`: most prompts come as their engine's token ids."""
         self._enabled = enabled
         self._token_block = token_block
         self._words = tokenizer == "words"
@@ -151,7 +157,7 @@ class Preparer:
         self._ratios: dict[str, Ratio] = {}
         self._bytes = Ratio(START_UNITS["bytes"])
         # Of the prompts that were routed: how many engine tokens a block stands for.
-        self._per_block = Ratio(self._block / self._start)
+        self._per_block = Ratio(float(token_block) if exact else self._block / self._start)
 
     @property
     def tokens_per_block(self) -> float:
@@ -167,9 +173,12 @@ class Preparer:
         data = request.prompt
         size = len(data)
         ratio = namespace.ratio
+        spare: Chain | None = None
         if ratio is None:
             block, per_token = self._token_block, 1.0
             chain = hash_bytes(namespace.seed, data, 4 * block)
+            if request.spare:
+                spare = self.chain_of(request.model, request.tenant, request.spare, False)
             units = size / 4
             cap_blocks = (size // 4 - 1) // block
         elif self._words:
@@ -197,7 +206,18 @@ class Preparer:
             cap_blocks if size else 0,
             units,
             ratio,
+            spare,
         )
+
+    def chain_of(self, model: str, tenant: bytes, data: bytes, is_tokens: bool) -> Chain:
+        """The chain of a prompt by its token ids, or by its bytes (or words)."""
+        key = (model, tenant, is_tokens)
+        namespace = self._namespaces.get(key) or self._namespace(key)
+        if is_tokens:
+            return hash_bytes(namespace.seed, data, 4 * self._token_block)
+        if self._words:
+            return hash_words(namespace.seed, data, self._block)
+        return hash_bytes(namespace.seed, data, self._block, steady=STEADY_BLOCKS)
 
     def learn(self, prompt: Prompt, tokens: int) -> None:
         """The engine says that the prompt has so many tokens."""
@@ -213,6 +233,8 @@ class Preparer:
         if blocks:
             covered = blocks * (self._token_block if ratio is None else self._block)
             share = covered / units if covered < units else 1.0
+            if prompt.spare is not None:
+                blocks += prompt.spare.depth()
             self._per_block.learn(tokens * share, blocks)
 
     def _unhashed(self, request: RouteRequest) -> Prompt:

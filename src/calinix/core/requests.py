@@ -40,6 +40,7 @@ class RouteRequest:
         "prompt_is_tokens",
         "request_id",
         "session_key",
+        "spare",
         "split",
         "streamed",
         "tenant",
@@ -64,6 +65,7 @@ class RouteRequest:
         prefill_pod: str | None = None,
         pinned_pod: str | None = None,
         split: bool | None = None,
+        spare: bytes = b"",
     ):
         self.request_id = request_id
         self.mode = mode
@@ -89,6 +91,9 @@ class RouteRequest:
         self.split = split
         """Dispatch only. True: prefill and decode on two pods; False: all of it on the decode pod;
         None: the router decides (`prefillThreshold`)."""
+        self.spare = spare
+        """Beside token ids: the canonical bytes of the same prompt, where a later one that begins
+        like it may have to go by its bytes. It is to be found by either then."""
 
     def once_more(
         self, avoid: int, prefill_pod: str | None, *, whole: bool = False
@@ -110,6 +115,7 @@ class RouteRequest:
             prefill_pod=prefill_pod,
             pinned_pod=self.pinned_pod,
             split=False if whole else self.split,
+            spare=self.spare,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from calinix.config import Config, Mode, Strategy
+from calinix.config.tokens import hf_path, text_key
 from calinix.core.choice import Recipe
 from calinix.core.columns import Values
 from calinix.core.health import HealthTable
@@ -76,7 +77,11 @@ class State:
         self.caching = cache.enabled
         """Whether anything is remembered of what pods cache."""
         self.preparer = Preparer(
-            gateway.tokenizer, gateway.block_size, cache.enabled, cache.token_block_size
+            text_key(gateway.tokenizer),
+            gateway.block_size,
+            cache.enabled,
+            cache.token_block_size,
+            hf_path(gateway.tokenizer) is not None,
         )
         self.registry = PrefixRegistry(cache.max_pods, cache.shards_count)
         self.kv_capacity_tokens = cache.kv_capacity_tokens

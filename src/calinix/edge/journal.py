@@ -72,6 +72,7 @@ class Asked(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     prefill_pod: str | None = None
     pinned_pod: str | None = None
     split: bool | None = None
+    spare: bytes = b""
 
 
 class Planned(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
