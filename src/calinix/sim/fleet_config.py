@@ -12,6 +12,8 @@ from calinix.core.pods import Role
 from calinix.sim.cluster import SimPod
 
 _NO_BOUND = 1_000_000
+_STEERED = {"weightedRoundRobin", "weightedPowerOfTwo", "predictive"}
+"""Strategies that read the controllers' weights: for others they are not worked out."""
 _DEFAULT_MAX_PODS = 256
 
 
@@ -27,6 +29,7 @@ def config_of(
     base: dict[str, Any] = {
         "upstreams": _upstreams(pods),
         "gateway": {"strategy": {"name": strategy}, "decisionsKept": 0},
+        "controller": {"enabled": strategy in _STEERED},
         "cacheRegistry": {
             "tokenBlockSize": block_tokens,
             "maxPods": max(_DEFAULT_MAX_PODS, len(pods)),

@@ -93,12 +93,11 @@ class Recorder:
         self.streamed.append(streamed)
         return len(self.arrival_s) - 1
 
-    def sample(self, now: float, queue: list[int], weights: Floats | None) -> None:
-        """The pods' queues now."""
+    def sample(self, now: float, queue: list[int], weights: Floats) -> None:
+        """The pods' queues and weights now."""
         self._times_s.append(now)
         self._queues.append(array("d", queue))
-        shown = weights if weights is not None else np.full(self._pods, _NAN)
-        self._weights.append(array("d", shown.tobytes()))
+        self._weights.append(array("d", weights.tobytes()))
         if len(self._times_s) >= MAX_SAMPLES:
             self.interval_s *= 2.0
             del self._times_s[1::2], self._queues[1::2], self._weights[1::2]

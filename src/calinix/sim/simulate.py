@@ -45,7 +45,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     pods: tuple[PodSummary, ...]
     samples: Samples
     predicted_queue: tuple[tuple[float, Floats], ...]
-    """(when, queues that the controller expected then, shape (H, pods))."""
+    """(when, what the first gateway's controllers expected then of the queues, shape (H, pods)): in
+    seconds of work where prompts are prefilled, in requests where they are decoded; NaN for pods
+    that are not steered."""
     duration_s: float
 
     @property
@@ -87,17 +89,52 @@ def run(
         cluster.gateways.append(door)
         doors.append(door)
     plan(scenario.faults, cluster, doors)
-    _Watch(cluster, scenario.workload.requests, progress).look(None)
+    if len(doors) > 1 and scenario.sync_s > 0.0:
+        _Exchange(doors, scenario.sync_s).plan(0.0)
+    _Watch(cluster, doors[0], scenario.workload.requests, progress).look(None)
     cluster.feed(scenario.workload.arrivals(random.Random(f"{seed}/arrivals"), load))
     cluster.clock.run()
     return _summary(scenario, strategy, seed, load, config, cluster)
 
 
+class _Exchange:
+    """Every period, each gateway tells all others what it has on the pods and has measured."""
+
+    def __init__(self, doors: list[Door], sync_s: float):
+        self._doors = doors
+        self._sync_s = sync_s
+        self._clock = doors[0].clock
+
+    def plan(self, now: float) -> None:
+        """The next exchange is a period from now."""
+        self._clock.at(now + self._sync_s, self._exchange)
+
+    def _exchange(self, _: None) -> None:
+        now = self._clock.now
+        for number, door in enumerate(self._doors):
+            facts = msgspec.structs.replace(
+                door.router.facts(now, f"gateway-{number}"),
+                sync_s=self._sync_s,
+                gateways=len(self._doors),
+            )
+            for other in self._doors:
+                if other is not door:
+                    other.tell(facts, may_be_lost=True)
+        self.plan(now)
+
+
 class _Watch:
     """Takes samples and tells of progress."""
 
-    def __init__(self, cluster: Cluster, expected: int, progress: Callable[[float], None] | None):
+    def __init__(
+        self,
+        cluster: Cluster,
+        door: Door,
+        expected: int,
+        progress: Callable[[float], None] | None,
+    ):
         self._cluster = cluster
+        self._door = door
         self._expected = max(1, expected)
         self._progress = progress
 
@@ -105,7 +142,19 @@ class _Watch:
         """One sample; the next one follows by itself."""
         cluster = self._cluster
         recorder, now = cluster.recorder, cluster.clock.now
-        recorder.sample(now, cluster.queues(), None)
+        weights = np.full(len(cluster.pods), np.nan)
+        queues: list[tuple[list[int], list[list[float]]]] = []
+        for report in self._door.router.controllers(now).values():
+            if report.status is not None:
+                weights[report.slots] = report.weights
+                queues.append((report.slots, report.queue_trajectory))
+        recorder.sample(now, cluster.queues(), weights)
+        if queues:
+            horizon = max(len(trajectory) for _, trajectory in queues)
+            predicted = np.full((horizon, len(weights)), np.nan)
+            for slots, trajectory in queues:
+                predicted[: len(trajectory), slots] = trajectory
+            recorder.predict(now, predicted)
         if self._progress is not None:
             self._progress(min(1.0, len(recorder.arrival_s) / self._expected))
         cluster.clock.at(now + recorder.interval_s, self.look)
