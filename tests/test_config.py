@@ -18,9 +18,7 @@ from calinix.config import Config, PodConfig, Strategy, effective, expanded, loa
 from calinix.config import parse_config as parse
 from calinix.config.describe import structs
 from calinix.config.fields import SECRET_FIELDS, SECRET_KEYS
-from calinix.config.schema import Gateway
 from calinix.config.source import MAX_FILE_BYTES, MAX_NODES, MAX_PROBLEMS
-from calinix.config.upstreams import SingleUpstream
 from calinix.config.walk import is_secret
 from calinix.errors import ConfigError
 
@@ -301,12 +299,10 @@ def test_every_secret_key_is_masked_everywhere() -> None:
 def test_secrets_are_never_shown() -> None:
     """Neither `repr` nor the expanded configuration shows a key; that there is one, they do."""
     pod = PodConfig(id="p", url="http://p:1", api_key="hunter2")
-    config = Config(
-        upstreams=msgspec.structs.replace(
-            parse(PODS).upstreams, single=SingleUpstream(pods=(pod,))
-        ),
-        gateway=Gateway(api_keys=("hunter2", "hunter2")),
-    )
+    replace, bare = msgspec.structs.replace, parse(PODS)
+    assert bare.upstreams.single is not None
+    upstreams = replace(bare.upstreams, single=replace(bare.upstreams.single, pods=(pod,)))
+    config = Config(upstreams, gateway=replace(bare.gateway, api_keys=("hunter2", "hunter2")))
     for text in (repr(config), str(config), expanded(config)):
         assert "hunter2" not in text
         assert "***" in text

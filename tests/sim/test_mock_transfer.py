@@ -16,24 +16,7 @@ from calinix.engines.base import Exchange, Leg, LegAnswer, Prefiller
 from calinix.engines.protocols import exchange_for
 from calinix.sim.mock_pod import MockPod
 from calinix.sim.pod_model import PodFigures
-
-PATHS = {
-    Endpoint.CHAT: "/v1/chat/completions",
-    Endpoint.COMPLETIONS: "/v1/completions",
-    Endpoint.RESPONSES: "/v1/responses",
-    Endpoint.MESSAGES: "/v1/messages",
-}
-LONG = "Explain cache aware routing in simple words. " * 12
-BODIES: dict[Endpoint, dict[str, Any]] = {
-    Endpoint.CHAT: {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9},
-    Endpoint.COMPLETIONS: {"prompt": LONG, "max_tokens": 9, "min_tokens": 5},
-    Endpoint.RESPONSES: {"input": LONG, "max_output_tokens": 9},
-    Endpoint.MESSAGES: {
-        "model": "mock",
-        "messages": [{"role": "user", "content": LONG}],
-        "max_tokens": 9,
-    },
-}
+from pdkit import BODIES, PATHS, texts
 
 
 def exchange_of(protocol: Any, mode: Any, endpoint: Endpoint, body: bytes) -> Exchange:
@@ -57,16 +40,6 @@ async def prefilled(pod: MockPod, endpoint: Endpoint, body: dict[str, Any]) -> L
     return decode
 
 
-def texts(value: Any) -> list[str]:
-    """Every generated text in an answer, whatever its dialect."""
-    if isinstance(value, dict):
-        found = [item for key, item in value.items() if key in ("text", "content") and item]
-        if found and isinstance(found[0], str):
-            return [str(found[0])]
-        return [text for item in value.values() for text in texts(item)]
-    return [text for item in value for text in texts(item)] if isinstance(value, list) else []
-
-
 @pytest.mark.parametrize("endpoint", PATHS)
 @kit.on_loop
 async def test_a_pair_answers_like_a_single_pod(endpoint: Endpoint) -> None:
@@ -79,7 +52,8 @@ async def test_a_pair_answers_like_a_single_pod(endpoint: Endpoint) -> None:
         alone = await kit.http(single.port, "POST", path, body)
         assert reply.status == 200
         assert texts(reply.json()) == texts(alone.json())
-        assert prefill.model.held == prefill.model.blocks.used == len(prefill.handles) == 0
+        assert prefill.model.held == prefill.model.blocks.used == 0
+        assert prefill.connector.next_expiry_s() is None
         loaded = decode.model.counters
         assert loaded.external_tokens == loaded.prompt_tokens > 90
         assert loaded.computed_tokens == 0

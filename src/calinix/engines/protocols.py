@@ -1,12 +1,13 @@
 """The registry of exchanges: which one carries a request, by protocol, mode and endpoint."""
 
+# ruff: noqa: ARG001  one signature for all
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
 from calinix.core.prompt import Endpoint
-from calinix.engines.base import Draw, Exchange, Prefiller, decode_members
+from calinix.engines.base import Draw, Exchange, ExchangeError, Prefiller, decode_members
 from calinix.engines.mooncake import MooncakeExchange
 from calinix.engines.plain import OUTPUT_LIMITS, OneLeg, PrefillDecode, can_split
 from calinix.engines.sglang import SglangExchange
@@ -32,14 +33,14 @@ def protocol_of(engine: Engine, bootstrap_port: int | None) -> Protocol:
     return "sglang" if engine == "sglang" else "plain"
 
 
-def _plain(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:  # noqa: ARG001
+def _plain(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
     members = decode_members(body)
     if not can_split(members, endpoint):
         return OneLeg(body, "decode")
     return PrefillDecode(body, members, endpoint)
 
 
-def _nixl(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:  # noqa: ARG001
+def _nixl(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
     members = decode_members(body)
     if not can_split(members, endpoint, budget_allowed=True) or not is_one_sequence(members):
         return OneLeg(body, "decode")
@@ -53,7 +54,7 @@ def _mooncake(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw)
     return MooncakeExchange(body, members, endpoint, prefiller, draw)
 
 
-def _sglang(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:  # noqa: ARG001
+def _sglang(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
     return SglangExchange(body, decode_members(body), prefiller, draw)
 
 
@@ -65,21 +66,24 @@ EXCHANGES: dict[Protocol, Callable[[bytes, Endpoint, Prefiller, Draw], Exchange]
 }
 
 
+def _undrawn(bits: int) -> int:
+    raise ExchangeError(f"no random numbers were handed in, and {bits} bits are needed")
+
+
 def exchange_for(
     protocol: Protocol,
     mode: Literal["single", "dispatch"],
     endpoint: Endpoint,
     body: bytes,
     prefiller: Prefiller | None = None,
-    draw: Draw = lambda bits: 0,  # noqa: ARG005
+    draw: Draw = _undrawn,
 ) -> Exchange:
     """The exchange that carries one request, whose transfer fields are already stripped.
 
     Without a prefill pod, and where a request cannot be split (nothing is generated, an earlier
     response is continued, the prompt's logprobs are asked for, several sequences where the
-    protocol moves one), it is one decode leg in dispatch mode. `draw` must be random wherever
-    pods are real. Raises BadRequest when a body that must be edited is not a JSON object, and for
-    what the protocol's pods would not survive.
+    protocol moves one), it is one decode leg in dispatch mode. Raises BadRequest when a body that
+    must be edited is not a JSON object, and for what the protocol's pods would not survive.
     """
     if mode == "single":
         return OneLeg(body, "single")

@@ -589,7 +589,7 @@ class Flight:
             pod = self.plan.prefill if role == "prefill" and self.plan.prefill else self.plan.pod
             if self.prefill_upstream is not None and failure is not Failure.CANCELLED:
                 self.prefill_upstream.forget()
-            self.gateway.telemetry.metrics.pod_failed(pod.id, failure.value)
+            self.gateway.telemetry.counters.pod_failed(pod.id, failure.value)
             self.gateway.router.observe(Failed(lease_id, role, failure, status), now)
             return
         self.gateway.router.observe(

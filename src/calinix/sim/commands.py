@@ -21,13 +21,15 @@ from calinix.sim.load_traffic import Shape
 from calinix.sim.loadgen import Load, LoadError, Plan, run_load
 from calinix.sim.mock_faults import Fault, faults_from_text
 from calinix.sim.mock_kv_events import KvEventsOptions
-from calinix.sim.mock_pod import FailurePolicy, MockPod, MockRole
+from calinix.sim.mock_pod import ConnectorName, MockPod, MockRole, PodDialect
+from calinix.sim.mock_transfer import FailurePolicy
 from calinix.sim.pod_model import PodFigures
 
 MOCK_POD_NOTES = """\
 By default it answers at once. Like a small GPU: --prefill-rate 8000 --token-delay 0.02
 
-Faults: refuse, hang, hangAfterHeaders, reset:chunks=N, status:status=N, slow:factor=X
+Faults: refuse, hang, hangAfterHeaders, reset:chunks=N, cut, garbage, status:status=N,
+slow:factor=X
 
 Each may have count=N requests, forS=X seconds and everywhere=true (probes too).
 
@@ -42,6 +44,13 @@ An https gateway is verified against the system's authorities, or $SSL_CERT_FILE
 
 def mock_pod_command(
     role: Annotated[MockRole, typer.Option(help="What the pod is for.")] = "single",
+    dialect: Annotated[PodDialect, typer.Option(help="Which engine it speaks like.")] = "vllm",
+    connector: Annotated[
+        ConnectorName, typer.Option(help="How vLLM's KV gets from a prefill pod to a decode pod.")
+    ] = "nixl",
+    bootstrap_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of a prefill pod (mooncake, sglang); 0: any.")
+    ] = 0,
     host: Annotated[str, typer.Option(help="Where it listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
     delay: Annotated[float, typer.Option(min=0, help="Seconds of every prefill.")] = 0.0,
@@ -95,6 +104,9 @@ def mock_pod_command(
     )
     pod = MockPod(
         role=role,
+        dialect=dialect,
+        connector=connector,
+        bootstrap_port=bootstrap_port,
         figures=figures,
         model=model,
         loras=tuple(lora or ()),
@@ -132,7 +144,8 @@ async def _serve(pod: MockPod, faults: list[Fault]) -> None:
             loop.add_signal_handler(number, stopped.set)
     async with pod:
         pod.add_faults(faults)
-        typer.echo(f"mock {pod.role} pod of {pod.reader.models[0]} on {pod.url}")
+        where = f", bootstrap port {pod.connector.port}" if pod.connector.port else ""
+        typer.echo(f"mock {pod.role} pod of {pod.reader.models[0]} on {pod.url}{where}")
         await stopped.wait()
 
 

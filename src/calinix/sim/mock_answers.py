@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from calinix.sim.mock_requests import Wanted
+from calinix.sim.mock_requests import EngineError, Wanted
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = "vllm-0.32.0-calinix1"
@@ -42,6 +42,8 @@ class Answer(ABC):
 
     prefix = ""
     stream_type = b"text/event-stream; charset=utf-8"
+    head_waits = False
+    """A stream's head goes out with its first event, not before."""
 
     def __init__(self, request_id: str, created_s: int, wanted: Wanted):
         self.id = f"{self.prefix}{request_id}"
@@ -63,6 +65,14 @@ class Answer(ABC):
     @abstractmethod
     def closing(self, choices: list[Choice], tally: Tally) -> list[bytes]:
         """Events after the last token."""
+
+    def error_body(self, error: EngineError) -> bytes:
+        """An error in the place of the answer."""
+        return error.body()
+
+    def error_event(self, error: EngineError) -> bytes:
+        """An error in a stream that has begun."""
+        return b"data: " + error.body() + b"\n\n"
 
     @abstractmethod
     def whole(self, choices: list[Choice], tally: Tally, transfer: Json | None) -> bytes:

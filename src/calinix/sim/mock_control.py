@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from calinix.edge.http_server import Request
-from calinix.engines.vllm import HandleError, NixlHandle
-from calinix.errors import BadRequest
 from calinix.sim.mock_answers import Json
 from calinix.sim.mock_faults import faults_from_json
 
@@ -31,25 +29,11 @@ def control(pod: MockPod, request: Request, head: bytes) -> None:
             if pod.dead:
                 pod.revive()
             answer = _faults(pod)
-        case "POST", "/mock/kv/redeem":
-            _redeem(pod, request, head)
-            return
         case _:
-            request.conn.respond(404, head, b'{"detail":"Not Found"}')
+            if not pod.connector.control(request, head):
+                request.conn.respond(404, head, b'{"detail":"Not Found"}')
             return
     request.conn.respond(200, head, msgspec.json.encode(answer))
-
-
-def _redeem(pod: MockPod, request: Request, head: bytes) -> None:
-    try:
-        handle = msgspec.json.decode(request.body, type=NixlHandle)
-        tokens = pod.redeem(handle)
-    except msgspec.MsgspecError as error:
-        raise BadRequest(f"not a handle: {error}") from error
-    except HandleError as error:
-        request.conn.respond(409, head, msgspec.json.encode({"detail": str(error)}))
-    else:
-        request.conn.respond(200, head, msgspec.json.encode({"tokens": tokens}))
 
 
 def _faults(pod: MockPod) -> Json:

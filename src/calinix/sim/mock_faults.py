@@ -9,7 +9,9 @@ from msgspec import Meta
 
 from calinix.errors import BadRequest
 
-FaultKind = Literal["refuse", "hang", "hangAfterHeaders", "reset", "status", "slow"]
+FaultKind = Literal[
+    "refuse", "hang", "hangAfterHeaders", "reset", "cut", "garbage", "status", "slow"
+]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -18,7 +20,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kind: FaultKind
     """`refuse` closes the listener; `hang` never answers; `hangAfterHeaders` sends a stream's head
     and no token; `reset` drops the connection after `chunks` events (or half of a whole body);
-    `status` answers `status`; `slow` stretches prefill and decode by `factor`."""
+    `cut` begins an answer at once and drops it; `garbage` is a 200 that is no JSON; `status`
+    answers `status`; `slow` stretches prefill and decode by `factor`."""
     status: Annotated[int, Meta(ge=400, le=599)] = 503
     chunks: Annotated[int, Meta(ge=0)] = 0
     factor: Annotated[float, Meta(gt=0)] = 4.0

@@ -53,20 +53,18 @@ class Generation:
 
     __slots__ = (
         "_blocked", "_choices", "_conn", "_due_s", "_events", "_job_of", "_opened",
-        "_pod", "_sent", "_unfinished", "answer", "head", "jobs", "keep", "on_answered", "over",
-        "reset_after", "wanted",
+        "_pod", "_sent", "_unfinished", "answer", "head", "jobs", "on_answered", "on_computed",
+        "over", "reset_after", "wanted",
     )  # fmt: skip
 
-    def __init__(
-        self, pod: MockPod, conn: ServerConnection, answer: Answer, head: bytes, *, keep: bool
-    ):
+    def __init__(self, pod: MockPod, conn: ServerConnection, answer: Answer, head: bytes):
         self._pod = pod
         self._conn = conn
         self.answer = answer
         self.head = head
         self.wanted: Wanted = answer.wanted
-        self.keep = keep
-        """Keep the prompt's blocks for a decode pod and answer with a handle."""
+        self.on_computed: Callable[[Job], Json | None] | None = None
+        """Told each finished job; its answer's `kv_transfer_params`, where there are any."""
         self.reset_after: int | None = None
         """Drop the connection after this many events (a fault)."""
         self.on_answered: Callable[[bytes, str], None] | None = None
@@ -100,7 +98,6 @@ class Generation:
                 prompt_tokens=len(prompt),
                 output_tokens=wanted.max_tokens,
                 chain=chain,
-                hold=self.keep,
             )
             self.jobs.append(job)
             for ids in answers:
@@ -115,8 +112,20 @@ class Generation:
         """A stream's head goes out at once, as vLLM sends it, long before the first token."""
         if self.wanted.stream:
             self._conn.begin(200, self.head, None)
-            self._write(self.answer.announced(), last=False)
+            if not self.answer.head_waits:
+                self._write(self.answer.announced(), last=False)
         self._conn.stream = self
+
+    def keep(self, on_computed: Callable[[Job], Json | None]) -> None:
+        """The prompt's blocks stay pinned at the end, for a decode pod."""
+        self.on_computed = on_computed
+        for job in self.jobs:
+            job.hold = True
+
+    def hang(self, listener: Unanswered) -> None:
+        """Nothing comes any more; `listener` hears that the client has left."""
+        self.over = True
+        self._conn.stream = listener
 
     def tally(self) -> Tally:
         """The tokens of the whole answer."""
@@ -142,11 +151,11 @@ class Generation:
     def on_finished(self, job: Job) -> None:
         """A job has all its tokens."""
         self._unfinished -= 1
-        if self._unfinished or self.wanted.stream or self.over:
+        if self.over:
             return
-        transfer: Json | None = None
-        if self.keep:
-            transfer = msgspec.to_builtins(self._pod.issue_handle(job))
+        transfer = self.on_computed(job) if self.on_computed is not None else None
+        if self._unfinished or self.wanted.stream:
+            return
         body = self.answer.whole(self._choices, self.tally(), transfer)
         if self.reset_after is not None:
             self._conn.begin(200, self.head, len(body))
@@ -154,7 +163,7 @@ class Generation:
             self._reset()
             return
         self.over = True
-        self._pod.done()
+        self._pod.done(self)
         self._conn.respond(200, self.head, body)
         self._tell(body)
 
@@ -212,7 +221,7 @@ class Generation:
         self._events += len(events)
         if last:
             self.over = True
-            self._pod.done()
+            self._pod.done(self)
         self._write(events, last)
         if last:
             self._tell(None)
@@ -227,15 +236,15 @@ class Generation:
         wire = b"".join([frame_chunk(event) for event in events])
         self._conn.write(b"".join(events), wire, last)
 
-    def fail(self, message: str) -> None:
-        """The engine cannot serve it: a 500, or inside a stream whose head is out an event."""
-        error = EngineError(message, 500, "InternalServerError").body()
+    def fail(self, message: str, status: int = 500, kind: str = "InternalServerError") -> None:
+        """The engine cannot serve it: an error, or inside a stream that has begun an event."""
+        error = EngineError(message, status, kind)
         self.over = True
         self._pod.give_up(self, client_left=False)
         if self.wanted.stream:
-            self._write([b"data: " + error + b"\n\n", DONE], last=True)
+            self._write([self.answer.error_event(error), DONE], last=True)
         else:
-            self._conn.respond(500, self.head, error)
+            self._conn.respond(status, self.head, self.answer.error_body(error))
 
     def die(self) -> None:
         """The engine died: nothing more comes."""
@@ -309,7 +318,7 @@ class Pooling:
         self._unfinished -= 1
         if not self._unfinished and not self._over:
             self._over = True
-            self._pod.done()
+            self._pod.done(self)
             self._conn.respond(200, self._head, self._answer)
 
     def emit(self, now: float) -> None:

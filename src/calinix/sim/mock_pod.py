@@ -1,12 +1,8 @@
-"""A mock pod: a real HTTP server in vLLM's dialect that serves by the pod model, with faults.
+"""A mock pod: a real HTTP server in an engine's dialect that serves by the pod model, with faults.
 
 It generates words instead of running a model; prefill time, queueing, prefix hits, KV use, token
 gaps, P/D handles and errors are the model's. `GET /mock/state` says what it received and did,
 `POST /mock/faults` makes it fail.
-
-How a decode pod knows that a handle is true: it asks the prefill pod that the handle names
-(`POST http://remote_host:remote_port/mock/kv/redeem`), which checks every field against what it
-issued and frees the pinned blocks. So a handle works between processes, and only once.
 """
 
 from __future__ import annotations
@@ -22,28 +18,31 @@ from typing import Literal, Protocol, Self
 import msgspec
 
 from calinix.config import Limits, Timeouts
-from calinix.edge.http_client import FetchError, PodClient, fetch
 from calinix.edge.http_server import HttpServer, Request
-from calinix.engines.vllm import LEASE_S, HandleError, HandleTable, NixlHandle
+from calinix.engines.vllm import LEASE_S
+from calinix.sim.mock_bootstrap import MooncakeConnector, SglangConnector
 from calinix.sim.mock_faults import Fault, FaultKind, FaultSet
+from calinix.sim.mock_generate import Generation
 from calinix.sim.mock_kv_events import KvEventsOptions, KvPublisher
 from calinix.sim.mock_metrics import PodMetrics
 from calinix.sim.mock_requests import Reader, Turns
 from calinix.sim.mock_routes import Routes
+from calinix.sim.mock_transfer import Connector, FailurePolicy, NixlConnector, url_of
 from calinix.sim.pod_model import Job, PodFigures, PodModel, StepKind
 from calinix.sim.words import Tokenizer
 
 MockRole = Literal["single", "prefill", "decode"]
-FailurePolicy = Literal["fail", "recompute"]
-"""vLLM's kv_load_failure_policy: a handle that is not good is a 500, or computed here."""
+PodDialect = Literal["vllm", "sglang"]
+ConnectorName = Literal["none", "nixl", "mooncake"]
+"""vLLM's; SGLang pods have rooms."""
 
 _TICK_S = 0.001
 _NEVER_S = float("inf")
 _MAX_KEPT_REQUESTS = 64
 _MAX_KEPT_BODY_BYTES = 65_536
 _MAX_RESPONSES = 1024
-_MAX_PEERS = 256
-_REDEEM_TIMEOUT_S = 5.0
+_TRANSFER_TIMEOUT_S = 300.0
+"""SGLang's, for a decode pod that waits for a prefill."""
 # The answer to the request that asked for it goes out before the listener closes.
 _REFUSE_DELAY_S = 0.02
 
@@ -92,6 +91,8 @@ class MockPod:
         self,
         *,
         role: MockRole = "single",
+        dialect: PodDialect = "vllm",
+        connector: ConnectorName = "nixl",
         figures: PodFigures | None = None,
         model: str = "mock",
         loras: tuple[str, ...] = (),
@@ -100,11 +101,14 @@ class MockPod:
         failure_policy: FailurePolicy = "fail",
         api_key: str | None = None,
         lease_s: float = LEASE_S,
+        transfer_timeout_s: float = _TRANSFER_TIMEOUT_S,
         host: str = "127.0.0.1",
         port: int = 0,
+        bootstrap_port: int = 0,
         kv_events: KvEventsOptions | None = None,
     ):
         self.role = role
+        self.dialect = dialect
         self.figures = figures or PodFigures()
         self.failure_policy = failure_policy
         self.api_key = api_key
@@ -124,18 +128,27 @@ class MockPod:
         self.served = 0
         self.cancelled = 0
         """Requests whose client left before the answer was whole."""
-        self._lease_s = lease_s
+        self.lease_s = lease_s
+        self.transfer_timeout_s = transfer_timeout_s
         self._server: HttpServer | None = None
         self._routes = Routes(self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = _NEVER_S
         self._tasks: set[asyncio.Task[None]] = set()
-        self._peers: OrderedDict[tuple[str, int], PodClient] = OrderedDict()
         self._number = 0
+        self.engine_id = ""
+        self.connector = self._connector(connector, bootstrap_port)
         self.kv_events: KvPublisher | None = None
         if kv_events is not None:
             self.kv_events = KvPublisher(kv_events, model, self.figures.block_size)
         self._new_engine()
+
+    def _connector(self, name: ConnectorName, bootstrap_port: int) -> Connector:
+        if self.dialect == "sglang":
+            return SglangConnector(self, bootstrap_port)
+        if name == "mooncake":
+            return MooncakeConnector(self, bootstrap_port)
+        return NixlConnector(self) if name == "nixl" else Connector(self)
 
     def _new_engine(self) -> None:
         """What a new engine process begins with."""
@@ -146,18 +159,20 @@ class MockPod:
         if self.kv_events is not None:
             self.kv_events.new_engine()
             self.model.blocks.watcher = self.kv_events
-        self.handles = HandleTable(self.engine_id, self._address(), self.port, self._lease_s)
+        self.connector.new_engine()
         self.metrics = PodMetrics(self.reader.models[0], self.started_s)
         self._serving: dict[str, Serving] = {}
         self._due: list[tuple[float, int, Serving]] = []
 
-    def _address(self) -> str:
+    @property
+    def address(self) -> str:
+        """Where other pods reach it."""
         return "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host  # noqa: S104
 
     @property
     def url(self) -> str:
         """Where it serves."""
-        return _url(self._address(), self.port)
+        return url_of(self.address, self.port)
 
     # --- life --------------------------------------------------------------------------------
 
@@ -168,6 +183,7 @@ class MockPod:
         """
         self.loop = asyncio.get_running_loop()
         await self._listen()
+        await self.connector.start()
         self._new_engine()
         if self.kv_events is not None:
             self.kv_events.open(self.loop)
@@ -183,9 +199,7 @@ class MockPod:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_s = None, _NEVER_S
-        for client in self._peers.values():
-            client.close()
-        self._peers.clear()
+        await self.connector.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -205,11 +219,12 @@ class MockPod:
         if server is not None:
             await server.drain(0)
 
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Runs `work` beside the requests; it is cancelled when the pod stops."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # --- what is remembered ------------------------------------------------------------------
 
@@ -249,7 +264,7 @@ class MockPod:
         """Lets happen what is to happen by now, and sets the timer for what is next."""
         model = self.model
         model.slow_down(self.faults.slow_factor(now), now)
-        for request_id in self.handles.expire(now):
+        for request_id in self.connector.expire(now):
             model.release(request_id, now)
         for step in model.advance(now):
             job = step.job
@@ -269,7 +284,7 @@ class MockPod:
 
     def _arm(self, now: float) -> None:
         """One timer for the whole pod, never more often than every `_TICK_S`."""
-        model_s, lease_s = self.model.next_s(), self.handles.next_expiry_s()
+        model_s, lease_s = self.model.next_s(), self.connector.next_expiry_s()
         next_s = min(
             _NEVER_S if model_s is None else model_s,
             _NEVER_S if lease_s is None else lease_s,
@@ -292,9 +307,11 @@ class MockPod:
         if self._server is not None:
             self.step(self.loop.time())
 
-    def done(self) -> None:
+    def done(self, serving: Serving) -> None:
         """A request was answered to its end."""
         self.served += 1
+        if isinstance(serving, Generation):
+            self.connector.over(serving)
 
     def give_up(self, serving: Serving, *, client_left: bool) -> None:
         """The request is over before its end; what its jobs hold is free again."""
@@ -303,50 +320,23 @@ class MockPod:
             self.model.cancel(job, now)
             self._serving.pop(job.id, None)
         self.cancelled += client_left
+        if isinstance(serving, Generation):
+            self.connector.over(serving)
         # Not here: the caller may be in the middle of `step`.
         self.loop.call_soon(self._tick)
 
     # --- prefill/decode ----------------------------------------------------------------------
 
-    def issue_handle(self, job: Job) -> NixlHandle:
-        """A handle for a finished prefill's pinned prompt blocks."""
-        prompt_blocks = -(-job.prompt_tokens // self.figures.block_size)
-        numbers = [block.number for block in job.blocks[:prompt_blocks]]
-        now = self.loop.time()
-        return self.handles.issue(job.id, numbers, job.prompt_tokens, job.cached_tokens, now)
+    def release(self, request_id: str) -> None:
+        """Another pod has loaded the blocks that were kept of a request: they are free."""
+        self.model.release(request_id, self.loop.time())
+        # Not here: the caller may be in the middle of `step`.
+        self.loop.call_soon(self._tick)
 
-    def redeem(self, handle: NixlHandle) -> int:
-        """Another pod has loaded the blocks: frees them. Raises HandleError."""
-        now = self.loop.time()
-        tokens = self.handles.redeem(handle, now)
-        self.model.release(handle.remote_request_id, now)
-        self.step(now)
-        return tokens
-
-    async def load(self, handle: NixlHandle, prompt_tokens: int) -> None:
-        """Loads a prompt's KV from the pod that the handle names. Raises HandleError."""
-        key = (handle.remote_host, handle.remote_port)
-        client = self._peers.get(key)
-        if client is None:
-            client = PodClient(_url(*key), self.loop, connect_timeout_s=_REDEEM_TIMEOUT_S)
-            self._peers[key] = client
-            if len(self._peers) > _MAX_PEERS:
-                self._peers.popitem(last=False)[1].close()
-        body = msgspec.json.encode(handle)
-        lines = [(b"content-type", b"application/json")]
-        try:
-            head, answer = await fetch(
-                client, "POST", "/mock/kv/redeem", lines, body, timeout_s=_REDEEM_TIMEOUT_S
-            )
-        except FetchError as error:
-            raise HandleError(f"no answer from {key[0]}:{key[1]}: {error}") from error
-        said = msgspec.json.decode(answer)
-        if head.status != 200:
-            raise HandleError(str(said.get("detail")))
-        if said["tokens"] != prompt_tokens:
-            raise HandleError(
-                f"the handle covers {said['tokens']} tokens, the prompt has {prompt_tokens}"
-            )
+    def die_of_client(self) -> None:
+        """A client left that waited for KV that never came: real engines do not survive that."""
+        self.cancelled += 1
+        self.die()
 
     # --- faults ------------------------------------------------------------------------------
 
@@ -373,13 +363,10 @@ class MockPod:
     def die(self) -> None:
         """The engine dies: what is under way is lost, probes say 503 until `revive`."""
         self.dead = True
-        for serving in {id(one): one for one in self._serving.values()}.values():
+        lost = [*self._serving.values(), *self.connector.pending()]
+        for serving in {id(one): one for one in lost}.values():
             serving.die()
 
     def revive(self) -> None:
         """A new engine with an empty cache takes the dead one's place."""
         self._new_engine()
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

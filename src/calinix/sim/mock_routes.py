@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from calinix.edge.http_server import Request
-from calinix.engines.vllm import Ask, HandleError, NixlHandle, read_params
+from calinix.sim import mock_sglang
 from calinix.sim.mock_agent_answers import MessageAnswer, ResponseAnswer
 from calinix.sim.mock_answers import Answer, ChatAnswer, CompletionAnswer, Json
 from calinix.sim.mock_control import control
@@ -30,11 +30,15 @@ from calinix.sim.mock_requests import (
     parse_body,
     response_turns,
 )
+from calinix.sim.mock_sglang import SglangChatAnswer, SglangCompletionAnswer
 
 if TYPE_CHECKING:
     from calinix.sim.mock_pod import MockPod
 
 VERSION = "0.32.0"
+GARBAGE = b"<html>no answer of an engine</html>"
+CUT_DELAY_S = 0.01
+"""What was written must leave the socket before the reset does."""
 _JSON = b"application/json"
 _EVENTS = b"text/event-stream; charset=utf-8"
 _RESPONSE_PREFIX = "/v1/responses/"
@@ -66,10 +70,14 @@ class Routes:
             "/health": self._health,
             "/ping": self._health,
             "/v1/models": self._models,
-            "/version": self._version,
             "/load": self._load,
             "/metrics": self._metrics,
         }
+        if pod.dialect == "sglang":
+            gets |= dict.fromkeys(("/server_info", "/get_server_info"), self._server_info)
+            gets["/model_info"] = self._model_info
+        else:
+            gets["/version"] = self._version
         self._table = {path: ("POST", handler) for path, handler in posts.items()}
         self._table |= {path: ("GET", handler) for path, handler in gets.items()}
 
@@ -104,6 +112,8 @@ class Routes:
             # Validation answers in OpenAI's shape everywhere, what comes after it in the API's own.
             anthropic = path.startswith("/v1/messages") and not isinstance(error, InvalidFieldError)
             body = error.body(anthropic=anthropic)
+            if pod.dialect == "sglang":
+                body = mock_sglang.error_body(error)
             request.conn.respond(error.status, self._head(request), body)
 
     # --- heads -------------------------------------------------------------------------------
@@ -130,7 +140,7 @@ class Routes:
 
     def _strikes_now(self, fault: Fault, request: Request) -> bool:
         """Carries out a fault that needs no knowledge of the request; whether it did."""
-        conn = request.conn
+        pod, conn = self._pod, request.conn
         generates = request.path in (
             "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
         )  # fmt: skip
@@ -142,6 +152,12 @@ class Routes:
             conn.respond(fault.status, retry + self._head(request), error.body())
         elif fault.kind == "reset" and (fault.chunks == 0 or not generates):
             conn.abort()
+        elif fault.kind == "cut":
+            conn.begin(200, self._head(request), len(GARBAGE))
+            conn.write(GARBAGE[:4])
+            pod.loop.call_later(CUT_DELAY_S, conn.abort)
+        elif fault.kind == "garbage":
+            conn.respond(200, self._head(request), GARBAGE)
         elif fault.kind == "hang" or (fault.kind == "hangAfterHeaders" and not generates):
             conn.stream = Unanswered(self._client_left)
         else:
@@ -156,17 +172,19 @@ class Routes:
     def _chat(self, request: Request, fault: Fault | None) -> None:
         body = self._body(request)
         wanted = self._pod.reader.chat(body)
-        self._generate(request, fault, ChatAnswer(self._id(request), _now(), wanted))
+        kind = SglangChatAnswer if self._pod.dialect == "sglang" else ChatAnswer
+        self._generate(request, fault, kind(self._id(request), _now(), wanted), body)
 
     def _completion(self, request: Request, fault: Fault | None) -> None:
         body = self._body(request)
         wanted = self._pod.reader.completion(body)
-        self._generate(request, fault, CompletionAnswer(self._id(request), _now(), wanted))
+        kind = SglangCompletionAnswer if self._pod.dialect == "sglang" else CompletionAnswer
+        self._generate(request, fault, kind(self._id(request), _now(), wanted), body)
 
     def _message(self, request: Request, fault: Fault | None) -> None:
         body = self._body(request)
         wanted = self._pod.reader.message(body)
-        self._generate(request, fault, MessageAnswer(self._id(request), _now(), wanted))
+        self._generate(request, fault, MessageAnswer(self._id(request), _now(), wanted), body)
 
     def _response(self, request: Request, fault: Fault | None) -> None:
         body = self._body(request)
@@ -182,13 +200,15 @@ class Routes:
         def keep(whole: bytes, text: str) -> None:
             pod.keep_response(answer.id, whole, [*turns, ("assistant", text)])
 
-        self._generate(request, fault, answer, keep if body.get("store", True) else None)
+        on_answered = keep if body.get("store", True) else None
+        self._generate(request, fault, answer, body, on_answered)
 
     def _generate(
         self,
         request: Request,
         fault: Fault | None,
         answer: Answer,
+        body: Json,
         on_answered: Callable[[bytes, str], None] | None = None,
     ) -> None:
         pod, conn, wanted = self._pod, request.conn, answer.wanted
@@ -198,44 +218,14 @@ class Routes:
             conn.write(b"")
             conn.stream = Unanswered(self._client_left)
             return
-        ask, handle = read_params(wanted.transfer)
-        if pod.role != "decode" and ask is not Ask.REMOTE_DECODE:
-            ask = Ask.NOTHING
-        if ask is Ask.REMOTE_DECODE and pod.role != "prefill":
-            ask = Ask.NOTHING
-        if ask is Ask.INCOMPLETE:
-            # A real engine waits for blocks that never come, and dies when the client leaves.
-            conn.stream = Unanswered(self._die)
-            return
-        generation = Generation(pod, conn, answer, head, keep=ask is Ask.REMOTE_DECODE)
+        if pod.dialect == "sglang" and pod.role == "prefill":
+            wanted.max_tokens = 1
+        generation = Generation(pod, conn, answer, head)
         generation.on_answered = on_answered
         if fault is not None and fault.kind == "reset":
             generation.reset_after = fault.chunks
         generation.announce()
-        if ask is Ask.REMOTE_PREFILL and handle is not None:
-            pod.spawn(self._load_then_serve(generation, handle))
-        else:
-            pod.submit(generation)
-
-    def _die(self) -> None:
-        self._client_left()
-        self._pod.die()
-
-    async def _load_then_serve(self, generation: Generation, handle: NixlHandle) -> None:
-        pod = self._pod
-        prompt_tokens = generation.jobs[0].prompt_tokens
-        try:
-            await pod.load(handle, prompt_tokens)
-            external = True
-        except HandleError as error:
-            external = False
-            if pod.failure_policy == "fail" and not generation.over:
-                generation.fail(f"KV load failed: {error}")
-        if generation.over:
-            return
-        for job in generation.jobs:
-            job.external = external
-        pod.submit(generation)
+        pod.connector.serve(generation, body)
 
     # --- what is not generated ---------------------------------------------------------------
 
@@ -304,11 +294,23 @@ class Routes:
 
     def _models(self, request: Request, fault: Fault | None) -> None:
         del fault
-        self._say(request, model_list(self._pod.reader, int(self._pod.started_s)))
+        pod = self._pod
+        listed = mock_sglang.model_list if pod.dialect == "sglang" else model_list
+        self._say(request, listed(pod.reader, int(pod.started_s)))
 
     def _version(self, request: Request, fault: Fault | None) -> None:
         del fault
         self._say(request, {"version": VERSION})
+
+    def _server_info(self, request: Request, fault: Fault | None) -> None:
+        del fault
+        pod = self._pod
+        port = pod.connector.port
+        self._say(request, mock_sglang.server_info(pod.reader, pod.model, pod.role, port))
+
+    def _model_info(self, request: Request, fault: Fault | None) -> None:
+        del fault
+        self._say(request, mock_sglang.model_info(self._pod.reader, self._pod.role))
 
     def _load(self, request: Request, fault: Fault | None) -> None:
         del fault
@@ -318,7 +320,13 @@ class Routes:
     def _metrics(self, request: Request, fault: Fault | None) -> None:
         del fault
         head = self._head(request, b"text/plain; version=1.0.0; charset=utf-8")
-        request.conn.respond(200, head, self._pod.metrics.render(self._pod.model))
+        pod = self._pod
+        if pod.dialect == "sglang":
+            name = pod.reader.models[0]
+            page = mock_sglang.metrics_page(pod.model, name, pod.role, pod.started_s)
+        else:
+            page = pod.metrics.render(pod.model)
+        request.conn.respond(200, head, page)
 
     def _reset_prefix_cache(self, request: Request, fault: Fault | None) -> None:
         del fault
