@@ -58,7 +58,8 @@ def test_weights_keep_their_promises(steps: list[Any], mode: Any, horizon: int) 
 TICK_S = 0.1
 STEP_AT_S = 30.0
 SETTLED_S = 60.0
-"""Stated: after any of the steps the weights are settled within this time."""
+"""Stated: after any of the steps the weights are settled within this time. Most of it is what the
+arrival estimate takes to forget, and in an overload what the queues take to drain."""
 BAND = 0.05
 """Settled: no weight leaves its last value by more."""
 POOLS = (
@@ -95,7 +96,7 @@ SCENES = st.builds(
     delay_s=st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0]),
     load_by=st.sampled_from([0.2, 0.5, 1.0, 1.15, 1.6]),
     speed_by=st.sampled_from([0.2, 0.6, 1.0, 3.0]),
-    until_s=st.sampled_from([math.inf, STEP_AT_S + 10.0]),
+    until_s=st.sampled_from([math.inf, STEP_AT_S + 5.0]),
     equal_delays=st.booleans(),
 )
 
@@ -133,21 +134,21 @@ def weights_over_time(scene: Scene, mpc: MpcSettings, seconds: float = 110.0) ->
     return np.array(found)
 
 
-def settles_after_s(weights: Floats, mpc: MpcSettings) -> float:
-    """Seconds from the step until no weight leaves the band around its last value any more."""
+def settles_after_s(scene: Scene, mpc: MpcSettings) -> float:
+    """Seconds from the last change until no weight leaves the band around its last value again."""
+    weights = weights_over_time(scene, mpc)
+    assert 0.1 <= weights.min() <= weights.max() <= 3.0
+    assert np.abs(weights.mean(axis=1) - 1.0).max() < 1e-12
     outside = (np.abs(weights - weights[-1]).max(axis=1) > BAND).nonzero()[0]
-    return float(outside[-1] + 1) * mpc.dt_s - STEP_AT_S if outside.size else 0.0
+    changed_s = scene.until_s if scene.until_s < math.inf else STEP_AT_S
+    return float(outside[-1] + 1) * mpc.dt_s - changed_s if outside.size else 0.0
 
 
 @settings(max_examples=60)
 @given(SCENES)
 def test_weights_settle(scene: Scene) -> None:
     """Up to 3 s late, any step in load or speed: settled in 60 s, in bounds, mean 1 throughout."""
-    mpc = MpcSettings(stale_periods=8.0)
-    weights = weights_over_time(scene, mpc)
-    assert 0.1 <= weights.min() <= weights.max() <= 3.0
-    assert np.abs(weights.mean(axis=1) - 1.0).max() < 1e-12
-    assert settles_after_s(weights, mpc) <= SETTLED_S
+    assert settles_after_s(scene, MpcSettings(stale_periods=8.0)) <= SETTLED_S
 
 
 def test_weights_are_not_settled_for_being_still() -> None:
@@ -162,8 +163,8 @@ def test_a_horizon_too_short_for_the_delay_swings() -> None:
     """What settling is about can be missed: five steps look ahead less than 3 s of delay need."""
     scene = Scene((1.0, 1.0), 40.0, 0.85, 3.0, speed_by=0.25)
     short, usual = MpcSettings(horizon=5, stale_periods=8.0), MpcSettings(stale_periods=8.0)
-    assert settles_after_s(weights_over_time(scene, short), short) > SETTLED_S
-    assert settles_after_s(weights_over_time(scene, usual), usual) <= SETTLED_S
+    assert settles_after_s(scene, short) > SETTLED_S
+    assert settles_after_s(scene, usual) <= SETTLED_S
 
 
 @settings(max_examples=8)
