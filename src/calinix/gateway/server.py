@@ -23,6 +23,7 @@ from calinix.gateway.models import ModelList
 from calinix.gateway.pod_log import PodLog
 from calinix.gateway.proxy import Flight
 from calinix.gateway.routes import RouteTable
+from calinix.gateway.tokens import ExactTokens
 from calinix.gateway.upstreams import Upstreams, pods_by_role
 from calinix.gateway.waiting import WaitQueue
 from calinix.telemetry import RequestRecord, Telemetry
@@ -108,6 +109,8 @@ class Gateway:
         self.models = ModelList(self)
         self.kv_views: Callable[[], Mapping[str, KvView]] = dict
         """What the pods' KV events have brought, by pod id."""
+        self.tokens: ExactTokens | None = None
+        """Where prompts go by the engine's own tokens."""
         self.dispatch = Dispatch(upstreams)
         self._wake_asked = False
         self._next_flush_s = 0.0

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from calinix import __version__
 from calinix.telemetry.counters import OTHER, Counters, Histogram, PodSource
 from calinix.telemetry.kv_families import KvState, kv_families
+from calinix.telemetry.token_families import TokenState, token_families
 
 POD_LABELS = ("pod_id", "role")
 
@@ -57,7 +58,9 @@ TOTALS = {
 class Metrics(Counters):
     """The counters, with what only the host knows: set `inflight` and `waiting` to show them."""
 
-    __slots__ = ("_registry", "build", "dropped_lines", "inflight", "kv_views", "waiting")
+    __slots__ = (
+        "_registry", "build", "dropped_lines", "inflight", "kv_views", "tokens", "waiting",
+    )  # fmt: skip
 
     def __init__(self, source: PodSource, max_pods: int, build: dict[str, str] | None = None):
         super().__init__(source, max_pods)
@@ -65,6 +68,7 @@ class Metrics(Counters):
         self.inflight: Callable[[], int] | None = None
         self.waiting: Callable[[], int] | None = None
         self.dropped_lines: Callable[[], int] | None = None
+        self.tokens: TokenState | None = None
         self.kv_views: Callable[[], Mapping[str, KvState]] = dict
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_View(self))
@@ -146,6 +150,8 @@ class _View(Collector):
         yield requests
         yield failures
         yield from kv_families(roles, self._metrics.kv_views(), POD_LABELS)
+        if self._metrics.tokens is not None:
+            yield from token_families(self._metrics.tokens, roles, POD_LABELS)
 
 
 def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> Metric:
