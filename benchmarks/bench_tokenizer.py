@@ -31,9 +31,10 @@ import uvloop
 from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from calinix.config.tokens import Tokenizing
 from calinix.core.prompt import Endpoint
 from calinix.edge.prompt_tokens import Job, PromptTokenizer
-from calinix.edge.tokenizers import HfTokenizer, load_tokenizer
+from calinix.edge.tokenizers import HfTokenizer, tokenizer_of
 from harness.machine import describe_machine, write_json
 from harness.tables import new_console
 
@@ -211,9 +212,7 @@ def main() -> None:
         folder = options.folder or Path(made)
         if options.folder is None:
             build_folder(folder, texts)
-        tokenizer = load_tokenizer(
-            str(folder), template_file=None, content_format="auto", template_arguments=None
-        )
+        tokenizer = tokenizer_of(str(folder), Tokenizing())
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()

@@ -8,6 +8,7 @@ import gc
 import random
 import signal
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from calinix.config import Config, Limits, load_config
 from calinix.config import Gateway as GatewayConfig
+from calinix.config.tokens import hf_path
 from calinix.core.kv import COMPILED
 from calinix.core.recorded import RecordedRouter
 from calinix.core.router import Router
@@ -26,15 +28,18 @@ from calinix.edge.identify import Identity
 from calinix.edge.journal import Journal
 from calinix.edge.kv_feed import KvFeed
 from calinix.edge.tls import client_ssl_context, server_ssl_context
+from calinix.edge.token_check import TokenChecks
 from calinix.errors import ConfigError
 from calinix.gateway.admin import AdminHandler
 from calinix.gateway.server import Gateway
+from calinix.gateway.tokens import ExactTokens
 from calinix.gateway.upstreams import Upstream, Upstreams, pods_by_role
 from calinix.telemetry import Telemetry, configure_logging
 
 log = structlog.get_logger()
 
 _ADMIN_BODY_BYTES = 65_536
+_SWITCH_S = 0.0005
 
 # What a running process cannot take over from a new file.
 _FIXED_SECTIONS = ("cache_registry", "kv_events", "sessions", "admin", "log")
@@ -65,9 +70,31 @@ class App:
         self.kv_feed = KvFeed(config, loop, self.gateway.observe, self.router.epoch)
         self.gateway.kv_views = self.kv_feed.views
         self.telemetry.metrics.kv_views = self.kv_feed.views
+        self.gateway.tokens = self.telemetry.metrics.tokens = self._exact_tokens(config)
         self._tls = server_ssl_context(config.gateway.tls) if config.gateway.tls else None
         self.server = HttpServer(self.gateway, loop, config.gateway.limits, config.gateway.timeouts)
         self.admin: HttpServer | None = None
+
+    def _exact_tokens(self, config: Config) -> ExactTokens | None:
+        """For prompts that go by the engine's own tokens. Raises ConfigError."""
+        path = hf_path(config.gateway.tokenizer)
+        if path is None:
+            return None
+        # Only here: their libraries are an extra.
+        from calinix.edge.prompt_tokens import PromptTokenizer  # noqa: PLC0415
+        from calinix.edge.tokenizers import tokenizer_of  # noqa: PLC0415
+
+        settings = config.gateway.tokenizing
+        tokenizer = tokenizer_of(path, settings)
+        # A thread that has the interpreter gives it back to the loop this soon.
+        sys.setswitchinterval(_SWITCH_S)
+        prompts = PromptTokenizer(
+            tokenizer, self._loop, threads=settings.threads, cache_bytes=settings.cache_bytes
+        )
+        checks = TokenChecks(
+            tokenizer.ids_of, self._loop, settings.check_ms / 1e3, self._jitter.random
+        )
+        return ExactTokens(prompts, checks, self._loop, settings.wait_ms / 1e3)
 
     def _new_router(self, config: Config, journal: Path | None) -> Router:
         opened = Journal.open(config, journal)
@@ -122,10 +149,14 @@ class App:
     def _start_pod(self, upstream: Upstream) -> None:
         self._start_probe(upstream)
         self.kv_feed.add(upstream.pod, upstream.client)
+        if self.gateway.tokens is not None:
+            self.gateway.tokens.checks.add(upstream.pod, upstream.client)
 
     def _stop_pod(self, pod_id: str) -> None:
         self._stop_probe(pod_id)
         self.kv_feed.remove(pod_id)
+        if self.gateway.tokens is not None:
+            self.gateway.tokens.checks.remove(pod_id)
 
     def _start_probe(self, upstream: Upstream) -> None:
         prober = Prober(
@@ -193,6 +224,8 @@ class App:
         if self.admin is not None:
             await self.admin.drain(1.0)
         self.gateway.stop()
+        if self.gateway.tokens is not None:
+            self.gateway.tokens.close()
         if self._journal is not None:
             self._journal.close()
         self.telemetry.close()

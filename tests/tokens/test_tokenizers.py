@@ -10,15 +10,17 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 import hfkit
+from calinix.config.tokens import Tokenizing
 from calinix.edge.chat_template import TemplateRefusedError
 from calinix.edge.hf_folder import load_folder
-from calinix.edge.tokenizers import HfTokenizer, load_tokenizer
+from calinix.edge.tokenizers import HfTokenizer, tokenizer_of
 from calinix.engines.vllm_chat import UnusualError, read_chat, read_completion
 from calinix.errors import ConfigError
 
@@ -242,12 +244,12 @@ def test_settings_of_the_engine(tmp_path: Path) -> None:
     template.write_text("{{ messages[0].content }}{{ style }}", "utf-8")
 
     def told(content_format: str, arguments: str | None) -> str:
-        tokenizer = load_tokenizer(
-            str(folder),
-            template_file=str(template),
-            content_format=content_format,
-            template_arguments=arguments,
-        )
+        settings = {
+            "chatTemplate": str(template),
+            "contentFormat": content_format,
+            "templateArguments": arguments,
+        }
+        tokenizer = tokenizer_of(str(folder), msgspec.convert(settings, Tokenizing))
         return text_of(tokenizer, {"messages": [{"role": "user", "content": "hi"}]})[0]
 
     assert told("auto", '{"style": 1}') == "hi1"

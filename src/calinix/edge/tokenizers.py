@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from calinix.config.tokens import Tokenizing
+from calinix.core.prompt import Endpoint
 from calinix.core.segments import Cutter, cuttable
 from calinix.engines import vllm_chat
 from calinix.engines.vllm_chat import ChatRequest
@@ -88,6 +90,23 @@ class HfTokenizer:
             vllm_chat.variables(request, self._defaults),
         )
 
+    def ids_of(self, endpoint: Endpoint, body: bytes) -> bytes | None:
+        """The ids of a request's prompt, tokenised at once; None: they cannot be told."""
+        try:
+            if endpoint is Endpoint.COMPLETIONS:
+                completion = vllm_chat.read_completion(body)
+                if completion is None:
+                    return None
+                text, special = completion
+            else:
+                request = vllm_chat.read_chat(body) if endpoint is Endpoint.CHAT else None
+                if request is None:
+                    return None
+                text, special = self.chat_text(request), request.add_special_tokens
+        except (vllm_chat.UnusualError, TemplateRefusedError):
+            return None
+        return self.whole(text, add_special_tokens=special)
+
     def encode(self, pieces: list[str]) -> list[bytes]:
         """The ids of each piece, little-endian u32, without any special tokens around them."""
         found = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
@@ -131,18 +150,17 @@ class HfTokenizer:
         return sorted(used, key=lambda mark: -counts[mark])[:_MAX_MARKS]
 
 
-def load_tokenizer(
-    path: str, *, template_file: str | None, content_format: str, template_arguments: str | None
-) -> HfTokenizer:
+def tokenizer_of(path: str, settings: Tokenizing) -> HfTokenizer:
     """The tokenizer of a folder, as configured. Raises ConfigError."""
     try:
-        defaults = msgspec.json.decode(template_arguments or "{}", type=dict[str, Any])
+        defaults = msgspec.json.decode(settings.template_arguments or "{}", type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ConfigError([f"gateway.tokenizing.templateArguments: {error}"]) from None
+    template = settings.chat_template
     return HfTokenizer(
         load_folder(path),
-        template=None if template_file is None else read_template(template_file),
-        as_parts={"auto": None, "string": False, "openai": True}[content_format],
+        template=None if template is None else read_template(template),
+        as_parts={"auto": None, "string": False, "openai": True}[settings.content_format],
         defaults=defaults,
     )
 

@@ -158,6 +158,13 @@ class Flight:
         self.route_request = self._route_request(parsed)
         self.trace_line = b"" if client.traced else gateway.ids.traceparent_line()
         self.conn.stream = self
+        tokens = gateway.tokens
+        if tokens is None or not tokens.begin(self):
+            self.go(now)
+
+    def go(self, now: float) -> None:
+        """Routes the request and sends it; or it waits for a pod with room, or is refused."""
+        gateway = self.gateway
         outcome = gateway.router.route(self.route_request, now)
         self.decision_s = gateway.now() - now
         gateway.flights.add(self)
