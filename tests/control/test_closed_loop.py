@@ -95,7 +95,7 @@ def simulate(
 
 @pytest.mark.parametrize("measured", ["busy", "first tokens"])
 def test_unequal_pods_are_given_what_they_can_do(measured: str) -> None:
-    """Equal shares overload the slow pods; the controller's take the mean time to a fifth and less."""
+    """Equal shares overload slow pods; the controller's cut the mean time to a fifth or less."""
     speeds, load = [20.0, 20.0, 5.0, 5.0], 0.6
     equal = simulate(speeds, load, steer=False)
     steered = simulate(speeds, load, measured)

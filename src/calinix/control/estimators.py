@@ -228,7 +228,7 @@ class TpotModel:
     while the load stays the same. What a single pod is slower or faster by is a mean of its own.
     """
 
-    __slots__ = ("_forget", "_last_s", "_slow", "_weight", "_x", "_xx", "_xy", "_y")
+    __slots__ = ("_forget", "_last_s", "_slow", "_weight", "_x", "_xx", "_xy", "_y", "b0_s", "b1_s")
 
     def __init__(self, slots: int, forget: float = 0.998):
         self._forget = forget
@@ -237,6 +237,10 @@ class TpotModel:
         """Weighted means of inflight and tpot."""
         self._xx = self._xy = 0.0
         """Weighted sums of squares and products about the means."""
+        self.b0_s = 0.0
+        """Seconds per output token with nothing inflight; 0 before the first answer."""
+        self.b1_s = 0.0
+        """Seconds per output token for each request inflight, within [0, MAX_B1_S]."""
         self._slow = [1.0] * slots
         self._last_s = -inf
 
@@ -247,8 +251,8 @@ class TpotModel:
         expected_s = self.b0_s + self.b1_s * inflight
         if expected_s > 0.0:
             # One answer that stalled says little of the pod: it counts as ten times too slow.
-            seen = min(tpot_s / expected_s, 10.0)
-            self._slow[slot] += SLOWNESS_NEW * (seen - self._slow[slot])
+            seen = tpot_s / expected_s
+            self._slow[slot] += SLOWNESS_NEW * ((seen if seen < 10.0 else 10.0) - self._slow[slot])
         keep = self._forget
         weight = self._weight = keep * self._weight + 1.0
         x, y = inflight - self._x, tpot_s - self._y
@@ -257,17 +261,12 @@ class TpotModel:
         left = 1.0 - 1.0 / weight
         self._xx = keep * self._xx + left * x * x
         self._xy = keep * self._xy + left * x * y
+        slope = self._xy / (self._xx + RIDGE)
+        # Calls of min and max would cost more than the rest of this.
+        self.b1_s = slope = 0.0 if slope < 0.0 else slope if slope < MAX_B1_S else MAX_B1_S
+        rest = self._y - slope * self._x
+        self.b0_s = rest if rest > 0.0 else 0.0
         self._last_s = now
-
-    @property
-    def b1_s(self) -> float:
-        """Seconds per output token for each request inflight, within [0, MAX_B1_S]."""
-        return min(max(self._xy / (self._xx + RIDGE), 0.0), MAX_B1_S)
-
-    @property
-    def b0_s(self) -> float:
-        """Seconds per output token with nothing inflight; 0 before the first answer."""
-        return max(self._y - self.b1_s * self._x, 0.0)
 
     def slowness(self, slot: int) -> float:
         """Of this pod, in proportion to the pool: above 1 is slower."""
