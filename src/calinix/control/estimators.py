@@ -251,8 +251,8 @@ class TpotModel:
         expected_s = self.b0_s + self.b1_s * inflight
         if expected_s > 0.0:
             # One answer that stalled says little of the pod: it counts as ten times too slow.
-            seen = tpot_s / expected_s
-            self._slow[slot] += SLOWNESS_NEW * ((seen if seen < 10.0 else 10.0) - self._slow[slot])
+            seen = min(tpot_s / expected_s, 10.0)
+            self._slow[slot] += SLOWNESS_NEW * (seen - self._slow[slot])
         keep = self._forget
         weight = self._weight = keep * self._weight + 1.0
         x, y = inflight - self._x, tpot_s - self._y
@@ -262,10 +262,8 @@ class TpotModel:
         self._xx = keep * self._xx + left * x * x
         self._xy = keep * self._xy + left * x * y
         slope = self._xy / (self._xx + RIDGE)
-        # Calls of min and max would cost more than the rest of this.
-        self.b1_s = slope = 0.0 if slope < 0.0 else slope if slope < MAX_B1_S else MAX_B1_S
-        rest = self._y - slope * self._x
-        self.b0_s = rest if rest > 0.0 else 0.0
+        self.b1_s = slope = 0.0 if slope < 0.0 else min(slope, MAX_B1_S)
+        self.b0_s = max(self._y - slope * self._x, 0.0)
         self._last_s = now
 
     def slowness(self, slot: int) -> float:
