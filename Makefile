@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 COMPILED := $(CURDIR)/build/compiled
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check accept bench compiled lock clean
+.PHONY: help demo test check accept bench 2p2d compiled lock clean
 help: ## what can be typed here
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -44,6 +44,9 @@ $(COMPILED)/.ready: $(READY) $(shell find src -name '*.py' -o -name '*.pyx')
 
 bench: $(COMPILED)/.ready ## CPU per request beside nginx and vllm-router
 	PYTHONPATH=$(COMPILED) $(BIN)/python benchmarks/bench_proxy.py
+
+2p2d: $(READY) ## round robin and power of two with and without the controller, on sockets and simulated
+	$(BIN)/python benchmarks/live_2p2d.py
 
 lock: ## renew requirements-dev.lock (needs pip-tools)
 	pip-compile --quiet --upgrade --extra dev --allow-unsafe --generate-hashes --strip-extras \

@@ -17,6 +17,8 @@ Floats = npt.NDArray[np.float64]
 MOST_LINES = 12
 """Pods that are drawn as lines; more become a heat map."""
 MOST_BARS = 16
+STEERED = frozenset({"weightedRoundRobin", "weightedPowerOfTwo", "predictive"})
+"""Strategies that look at the controller's weights; it runs under all of them."""
 _SECONDS = Axis(name="seconds of the run")
 _PERCENTILES = Axis(name="percentile of the requests", kind="percentile", least=0.05, most=0.999)
 _LATENCIES = (
@@ -62,14 +64,17 @@ def courses(outcomes: Sequence[Outcome]) -> list[Picture]:
 
 
 def control(outcome: Outcome) -> list[Picture]:
-    """Queues and weights of one run, and what the controller expected of the queues; by role."""
+    """Queues of one run by role; where weights are used, they and what the controller expected."""
     series, strategy = outcome.series, outcome.row.strategy
+    steered = strategy.partition(":")[0] in STEERED
     found = []
     for role in sorted({pod.role for pod in series.pods}, key=_ROLES.index):
         places = [place for place, pod in enumerate(series.pods) if pod.role == role]
         of_role = "" if role == "single" else f" of {role} pods"
         title = f"Queue{of_role}, {strategy}"
         found.append(Picture(f"queue-{role}", _queues(series, places, title)))
+        if not steered:
+            continue
         if np.isfinite(_table(series.weights, len(series.pods))[:, places]).any():
             title = f"Weights{of_role}, {strategy}"
             found.append(Picture(f"weights-{role}", _weights(series, places, title)))
@@ -136,7 +141,7 @@ def _weights(series: Series, places: list[int], title: str) -> str:
 def _expected(series: Series, places: list[int], title: str, unit: str) -> str:
     """What the controller expects one step ahead as lines; some whole horizons, dashed."""
     width, step_s = len(series.pods), series.forecast_step_s
-    times = np.array(series.expected_t_s) + step_s
+    times: Floats = np.array(series.expected_t_s, dtype=float) + step_s
     expected = _table(series.expected, width)[:, places]
     names = [series.pods[place].id for place in places]
     if len(places) > MOST_LINES:
@@ -147,7 +152,7 @@ def _expected(series: Series, places: list[int], title: str, unit: str) -> str:
     ]
     for forecast in series.forecasts:
         ahead = _table(forecast.queue, width)[:, places]
-        when = forecast.t_s + step_s * np.arange(1, len(ahead) + 1)
+        when: Floats = forecast.t_s + step_s * np.arange(1.0, len(ahead) + 1.0)
         lines += [
             Line(name=name, x=when, y=ahead[:, number], colour=number, is_forecast=True)
             for number, name in enumerate(names)
