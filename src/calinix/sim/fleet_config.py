@@ -14,7 +14,6 @@ from calinix.sim.cluster import SimPod
 _NO_BOUND = 1_000_000
 _STEERED = {"weightedRoundRobin", "weightedPowerOfTwo", "predictive"}
 """Strategies that read the controllers' weights: for others they are not worked out."""
-_DEFAULT_MAX_PODS = 256
 
 
 def config_of(
@@ -32,7 +31,7 @@ def config_of(
         "controller": {"enabled": strategy in _STEERED},
         "cacheRegistry": {
             "tokenBlockSize": block_tokens,
-            "maxPods": max(_DEFAULT_MAX_PODS, len(pods)),
+            "maxPods": len(pods),
         },
     }
     return merged(base, settings)

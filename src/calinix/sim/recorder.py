@@ -16,6 +16,7 @@ OPEN = 0
 """Status of a request that has not ended."""
 _NAN = float("nan")
 MAX_SAMPLES = 1024
+MAX_PREDICTIONS = 128
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -77,6 +78,8 @@ class Recorder:
         self._queues: list[array[float]] = []
         self._weights: list[array[float]] = []
         self.predicted: list[tuple[float, Floats]] = []
+        self._next_prediction_s = 0.0
+        self._prediction_s = self.interval_s
 
     def arrived(self, now: float, prompt_tokens: int, output_tokens: int, *, streamed: bool) -> int:
         """A request comes; its number."""
@@ -104,9 +107,13 @@ class Recorder:
 
     def predict(self, now: float, queues: Floats) -> None:
         """What the controller expects of the queues, shape (H, pods)."""
+        if now < self._next_prediction_s:
+            return
         self.predicted.append((now, queues))
-        if len(self.predicted) >= MAX_SAMPLES:
+        if len(self.predicted) >= MAX_PREDICTIONS:
             del self.predicted[1::2]
+            self._prediction_s *= 2.0
+        self._next_prediction_s = now + self._prediction_s
 
     def requests(self, ideal_prefill_s: Floats) -> Requests:
         """The columns, as arrays."""
