@@ -22,7 +22,9 @@ HOT = """
     edge/http_client edge/http_request edge/http_response edge/http_server edge/http_strict
     edge/http_wire
     engines/usage
-    gateway/heads gateway/proxy gateway/server gateway/upstreams gateway/waiting
+    gateway/heads gateway/proxy gateway/records gateway/server gateway/sides gateway/upstreams
+    gateway/waiting
+    telemetry/counters telemetry/record telemetry/telemetry
 """.split()  # noqa: SIM905
 GROUP = "calinix._hot"
 BUILDING = {"bdist_wheel", "build", "install"}

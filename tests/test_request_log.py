@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from calinix.config import Log
 from calinix.errors import ConfigError
-from calinix.telemetry import BATCH, RequestLog, RequestRecord, Telemetry
-from calinix.telemetry.request_log import MAX_BUFFERED_BYTES, PIPE_BYTES
+from calinix.telemetry import BATCH, RequestLog, Telemetry
+from calinix.telemetry.request_log import MAX_BUFFERED_BYTES, PIPE_BYTES, LogLine
+from calinix.telemetry.telemetry import log_line
 from telemetrykit import Pod, Pods, config, record, value
 
 
@@ -41,7 +42,7 @@ def test_one_line_per_request(tmp_path: Path) -> None:
     telemetry.finish(record(ttft_us=123_456, output_tokens=5))
     telemetry.flush()
     (line,) = read_lines(path)
-    assert set(line) <= {field.encode_name for field in msgspec.structs.fields(RequestRecord)}
+    assert set(line) <= {field.encode_name for field in msgspec.structs.fields(LogLine)}
     assert line["requestId"] == "r-1"
     assert line["ttftUs"] == 123_456
     assert line["outputTokens"] == 5
@@ -56,7 +57,7 @@ def test_records_are_passed_on_in_batches(tmp_path: Path) -> None:
     for i in range(BATCH - 1):
         telemetry.finish(record(request_id=str(i)))
     assert read_lines(path) == []
-    assert not telemetry.metrics.requests
+    assert not telemetry.counters.requests
     telemetry.finish(record(request_id="last"))
     assert len(read_lines(path)) == BATCH
     telemetry.finish(record(request_id="one more"))
@@ -97,8 +98,7 @@ def test_any_text_gives_one_short_line(model: str, error: str) -> None:
     log = RequestLog(write, owned=True)
     made = record()
     made.model, made.error = model, error
-    made.trim()
-    log.write([made, record(request_id="next")])
+    log.write([log_line(made), log_line(record(request_id="next"))])
     log.close()
     with os.fdopen(read, "rb") as pipe:
         data = pipe.read()
@@ -115,7 +115,7 @@ def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
     assert log is not None
     made = record()
     made.model = "a\ud800b"
-    log.write([record(), made])
+    log.write([log_line(record()), log_line(made)])
     log.close()
     assert [line["model"] for line in read_lines(path)] == ["m", "a?b"]
 
@@ -125,10 +125,10 @@ def test_a_slow_reader_blocks_nothing(operational: list[dict[str, object]]) -> N
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 8192)
     log = RequestLog(write, owned=True)
-    line_bytes = len(msgspec.json.encode(record())) + 1
+    line_bytes = len(msgspec.json.encode(log_line(record()))) + 1
     batches = 2 * MAX_BUFFERED_BYTES // (line_bytes * BATCH)
     for _ in range(batches):
-        log.write([record()] * BATCH)
+        log.write([log_line(record())] * BATCH)
     assert len(log._buffer) <= MAX_BUFFERED_BYTES
     assert log.dropped_lines % BATCH == 0
     assert 0 < log.dropped_lines < batches * BATCH
@@ -151,7 +151,7 @@ def test_closing_waits_only_so_long() -> None:
     read, write = os.pipe()
     log = RequestLog(write, owned=True)
     for _ in range(10):
-        log.write([record()] * BATCH)
+        log.write([log_line(record())] * BATCH)
     begin = time.monotonic()
     log.close(timeout_s=0.05)
     assert time.monotonic() - begin < 5
@@ -166,7 +166,7 @@ def test_a_broken_pipe_ends_the_log_not_the_gateway(
     os.close(read)
     log = RequestLog(write, owned=True)
     for _ in range(3):
-        log.write([record()])
+        log.write([log_line(record())])
     assert not log.enabled
     assert [(e["event"], e["reason"]) for e in operational] == [("request_log_off", "Broken pipe")]
     log.close()
@@ -203,7 +203,7 @@ def test_a_closed_descriptor_is_no_error(operational: list[dict[str, object]]) -
     os.close(read)
     os.close(write)
     log = RequestLog(write)
-    log.write([record()])
+    log.write([log_line(record())])
     assert not log.enabled
     assert [event["event"] for event in operational] == ["request_log_off"]
 
@@ -216,6 +216,6 @@ def test_partial_writes_are_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     write = os.write
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:7]))
-        log.write([record(request_id=str(i)) for i in range(5)])
+        log.write([log_line(record(request_id=str(i))) for i in range(5)])
     log.close()
     assert [line["requestId"] for line in read_lines(path)] == ["0", "1", "2", "3", "4"]

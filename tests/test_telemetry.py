@@ -20,6 +20,7 @@ from calinix.telemetry.counters import (
     MAX_CACHED_KEYS,
     MAX_ENDPOINTS,
     STRATEGIES,
+    Counters,
     Histogram,
     status_label,
 )
@@ -30,15 +31,15 @@ OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 
 def metrics(*pods: Pod) -> Metrics:
     """Metrics of a gateway with these pods."""
-    return Metrics(Pods(*(pods or (Pod("a"), Pod("b")))), max_pods=256)
+    return Metrics(Counters(Pods(*(pods or (Pod("a"), Pod("b")))), max_pods=256))
 
 
 def test_requests_are_counted_by_their_labels() -> None:
     """Mode, strategy, status and endpoint tell requests apart."""
     shown = metrics()
     for status in (200, 200, 503):
-        shown.observe(record(status=status))
-    shown.observe(record(endpoint="/v1/embeddings", mode="dispatch", strategy="random"))
+        shown.counters.observe(record(status=status))
+    shown.counters.observe(record(endpoint="/v1/embeddings", mode="dispatch", strategy="random"))
     labels = {"mode": "single", "strategy": "cacheAware", "endpoint": "/v1/chat/completions"}
     assert value(shown, "calinix_requests_total", status="200", **labels) == 2
     assert value(shown, "calinix_requests_total", status="503", **labels) == 1
@@ -49,7 +50,7 @@ def test_requests_are_counted_by_their_labels() -> None:
 def test_what_a_routed_request_adds_up_to() -> None:
     """Tokens, blocks, retries, disconnects and the four histograms take what the record says."""
     shown = metrics()
-    shown.observe(
+    shown.counters.observe(
         record(
             ttft_us=300_000,
             itl_us=12_000,
@@ -65,7 +66,7 @@ def test_what_a_routed_request_adds_up_to() -> None:
             retry_reason="refused",
         )
     )
-    shown.observe(record(status=499, error="client_left", e2e_us=9_000_000))
+    shown.counters.observe(record(status=499, error="client_left", e2e_us=9_000_000))
     expected = {
         "calinix_request_ttft_seconds_sum": 0.3,
         "calinix_inter_token_seconds_sum": 0.012,
@@ -88,9 +89,9 @@ def test_what_a_routed_request_adds_up_to() -> None:
 def test_refused_and_broken_requests_are_no_latencies() -> None:
     """A request that no pod took, or whose answer broke off, says nothing of answer times."""
     shown = metrics()
-    shown.observe(record(pod_id="", status=503, decision_us=10, prompt_blocks=9))
-    shown.observe(record(error="broken"))
-    shown.observe(record(status=404))
+    shown.counters.observe(record(pod_id="", status=503, decision_us=10, prompt_blocks=9))
+    shown.counters.observe(record(error="broken"))
+    shown.counters.observe(record(status=404))
     assert value(shown, "calinix_request_e2e_seconds_count") == 0
     assert value(shown, "calinix_decision_seconds_count") == 0
     assert value(shown, "calinix_prefix_lookups_total") == 0
@@ -99,7 +100,7 @@ def test_refused_and_broken_requests_are_no_latencies() -> None:
 def test_both_pods_of_a_dispatch_are_counted() -> None:
     """A dispatched request counts for its prefill pod and its decode pod."""
     shown = metrics(Pod("a", "decode"), Pod("b", "prefill"))
-    shown.observe(record(mode="dispatch", prefill_pod_id="b"))
+    shown.counters.observe(record(mode="dispatch", prefill_pod_id="b"))
     assert value(shown, "calinix_pod_requests_total", pod_id="a", role="decode") == 1
     assert value(shown, "calinix_pod_requests_total", pod_id="b", role="prefill") == 1
 
@@ -107,7 +108,7 @@ def test_both_pods_of_a_dispatch_are_counted() -> None:
 def test_pods_are_shown_as_the_router_knows_them() -> None:
     """Every scrape asks the router: a pod that is added appears, one that is removed does not."""
     source = Pods(Pod("a", "single", 3, False, True, True, 77))
-    shown = Metrics(source, max_pods=4)
+    shown = Metrics(Counters(source, max_pods=4))
     labels = {"pod_id": "a", "role": "single"}
     kinds = {"inflight": 3, "healthy": 0, "draining": 1, "ejected": 1, "blocks_known": 77}
     assert {k: value(shown, f"calinix_pod_{k}", **labels) for k in kinds} == kinds
@@ -121,7 +122,7 @@ def test_failures_are_counted_by_pod_and_kind() -> None:
     assert {failure.value for failure in Failure} == FAILURES
     shown = metrics()
     for kind in ("connect", "connect", "made up"):
-        shown.pod_failed("a", kind)
+        shown.counters.pod_failed("a", kind)
     labels = {"pod_id": "a", "role": "single"}
     assert value(shown, "calinix_pod_failures_total", kind="connect", **labels) == 2
     assert value(shown, "calinix_pod_failures_total", kind="other", **labels) == 1
@@ -138,7 +139,7 @@ def test_what_only_the_host_knows() -> None:
 
 def test_build_info_and_the_process() -> None:
     """The version is there, and what Prometheus expects of any process."""
-    shown = Metrics(Pods(), 1, {"compiled": "true"})
+    shown = Metrics(Counters(Pods(), 1), {"compiled": "true"})
     assert value(shown, "calinix_build_info", version=__version__, compiled="true") == 1
     assert b"# TYPE process_cpu_seconds_total counter" in shown.exposition()
 
@@ -151,7 +152,7 @@ def test_labels_are_bounded(made: list[tuple[str, str, int, str, str, str]]) -> 
     """Whatever a record holds, labels come from fixed lists; endpoints by number."""
     shown = metrics()
     for mode, strategy, status, pod_id, reason, error in made:
-        shown.observe(
+        shown.counters.observe(
             RequestRecord(
                 request_id="r",
                 mode=mode,
@@ -164,7 +165,7 @@ def test_labels_are_bounded(made: list[tuple[str, str, int, str, str, str]]) -> 
                 error=error,
             )
         )
-        shown.pod_failed(pod_id, error)
+        shown.counters.pod_failed(pod_id, error)
     for name, labels in samples(shown):
         for label, text in labels:
             if label == "mode":
@@ -186,11 +187,11 @@ def test_tables_are_bounded() -> None:
     shown = metrics()
     count = 2 * MAX_CACHED_KEYS
     for i in range(count):
-        shown.observe(record(endpoint=f"/made/up/{i}", status=100 + i % 500))
-    assert len({labels[3] for labels in shown.requests}) == MAX_ENDPOINTS + 1
-    assert len(shown._cells) <= MAX_CACHED_KEYS
-    assert sum(cell[0] for cell in shown.requests.values()) == count
-    few = Metrics(Pods(*(Pod(f"p{i}") for i in range(100))), max_pods=2)
+        shown.counters.observe(record(endpoint=f"/made/up/{i}", status=100 + i % 500))
+    assert len({labels[3] for labels in shown.counters.requests}) == MAX_ENDPOINTS + 1
+    assert len(shown.counters._cells) <= MAX_CACHED_KEYS
+    assert sum(cell[0] for cell in shown.counters.requests.values()) == count
+    few = Counters(Pods(*(Pod(f"p{i}") for i in range(100))), max_pods=2)
     for i in range(100):
         few.observe(record(pod_id=f"p{i}"))
     assert len(few.pods) <= 4 * 2 + 1

@@ -155,27 +155,10 @@ def _all(pieces: list[str | bytes], items: list[Message], raw: bytes, field: str
     loose: Any = None
     places: dict[int, int] = {}
     for message in items:
-        content = message.content
-        head = _HEADS.get(message.role)
-        # Nothing but a role and a text, as most messages are.
-        if (
-            head is not None
-            and type(content) is str
-            and message.tool_calls is UNSET
-            and message.tool_call_id is None
-            and message.name is None
-            and message.type is None
-            and message.reasoning_content is None
-            and message.reasoning is None
-            and message.refusal is None
-            and message.function_call is UNSET
-            and message.audio is UNSET
-            and message.output is None
-            and message.arguments is None
-            and message.call_id is None
-            and message.summary is UNSET
-            and message.encrypted_content is None
-        ):
+        role, content = message.role, message.content
+        head = _HEADS.get(role)
+        # Nothing but a role and a text, as most messages are: one comparison instead of fourteen.
+        if head is not None and type(content) is str and message == Message(role, content):
             pieces.append(head)
             pieces.append(content)
             continue

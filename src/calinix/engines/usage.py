@@ -50,8 +50,12 @@ def _decode(text: bytes) -> Usage | None:
         wire = decode_usage(text)
     except msgspec.MsgspecError:
         return None
-    prompt = wire.prompt()
-    output = wire.completion_tokens if wire.completion_tokens is not None else wire.output_tokens
+    prompt = wire.prompt_tokens
+    if prompt is None:
+        prompt = wire.prompt()
+    output = wire.completion_tokens
+    if output is None:
+        output = wire.output_tokens
     if prompt is None and output is None:
         return None
     details = wire.prompt_tokens_details or wire.input_tokens_details

@@ -47,28 +47,43 @@ _is_traceparent = re.compile(rb"(?:00%b|(?!00|ff)[0-9a-f]{2}%b(?:-[!-~]*)?)\Z" %
 _TRACESTATE = b"tracestate"
 
 
+_HEX = tuple(f"{number:02x}" for number in range(256))
+_HEX_BYTES = tuple(digits.encode() for digits in _HEX)
+
+
 class RequestIds:
-    """Ids of requests and traces: a random start per process, then a count."""
+    """Ids of requests and traces: a random start per process, then a count.
+
+    All but the last two digits of a count stay the same for 256 requests: they are kept.
+    """
 
     def __init__(self) -> None:
         self._prefix = os.urandom(6).hex()
         self._trace_start = b"traceparent: 00-" + os.urandom(8).hex().encode()
         self._count = 0
         self._traces = 0
+        self._stem = f"{self._prefix}-000000"
+        self._trace_stem = b"0" * 14
 
     def request_id(self, given: bytes | None) -> str:
         """The client's own id where it is safe to write into a head and a log, else a new one."""
-        self._count += 1
         if given is not None and _SAFE_ID.match(given):
             return given.decode("ascii")
-        return f"{self._prefix}-{self._count:08x}"
+        self._count = count = self._count + 1
+        last = count & 255
+        if last == 0:
+            self._stem = f"{self._prefix}-{count >> 8:06x}"
+        return self._stem + _HEX[last]
 
     def traceparent_line(self) -> bytes:
         """A new W3C trace context, version 00, sampled."""
         # A span id of zero is invalid, so the count starts at one.
         self._traces = count = self._traces + 1
-        digits = b"%016x" % count
-        return b"%b%b-%b-01\r\n" % (self._trace_start, digits, digits)
+        last = count & 255
+        if last == 0:
+            self._trace_stem = b"%014x" % (count >> 8)
+        digits = self._trace_stem + _HEX_BYTES[last]
+        return b"".join((self._trace_start, digits, b"-", digits, b"-01\r\n"))
 
 
 class PodAddress:

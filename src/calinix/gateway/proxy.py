@@ -251,8 +251,12 @@ class Flight:
             self._send(resend, now)
             return
         prefill = plan.prefill
-        self.prefill_upstream = gateway.upstreams[prefill.id] if prefill is not None else None
         self.prefill_usage = None
+        if prefill is None:
+            self.prefill_upstream = self.exchange = None
+            self._send(Leg(plan.pod.role, self.body, True), now)
+            return
+        self.prefill_upstream = gateway.upstreams[prefill.id]
         try:
             exchange = gateway.dispatch.exchange(
                 plan, self.prefill_upstream, self.client.endpoint, self.body
@@ -261,7 +265,7 @@ class Flight:
             self._lose(plan.pod.role, Failure.CANCELLED, 0)
             self._fail(error)
             return
-        if prefill is not None and isinstance(exchange, OneLeg):
+        if isinstance(exchange, OneLeg):
             self._launch_whole(plan, now)
             return
         self.exchange = exchange

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from calinix import __version__
-from calinix.telemetry.counters import OTHER, Counters, Histogram, PodSource
+from calinix.telemetry.counters import OTHER, Counters, Histogram
 from calinix.telemetry.kv_families import KvState, kv_families
 from calinix.telemetry.token_families import TokenState, token_families
 
@@ -55,15 +55,16 @@ TOTALS = {
 }
 
 
-class Metrics(Counters):
+class Metrics:
     """The counters, with what only the host knows: set `inflight` and `waiting` to show them."""
 
     __slots__ = (
-        "_registry", "build", "dropped_lines", "inflight", "kv_views", "tokens", "waiting",
+        "_registry", "build", "counters", "dropped_lines", "inflight", "kv_views", "tokens",
+        "waiting",
     )  # fmt: skip
 
-    def __init__(self, source: PodSource, max_pods: int, build: dict[str, str] | None = None):
-        super().__init__(source, max_pods)
+    def __init__(self, counters: Counters, build: dict[str, str] | None = None):
+        self.counters = counters
         self.build = {"version": __version__, **(build or {})}
         self.inflight: Callable[[], int] | None = None
         self.waiting: Callable[[], int] | None = None
@@ -91,10 +92,12 @@ class _View(Collector):
         yield _gauge("calinix_build_info", "What runs here; always 1", metrics.build, 1)
         yield self._requests()
         for field, (name, text) in HISTOGRAMS.items():
-            yield _histogram(name, text, getattr(metrics, field))
+            yield _histogram(name, text, getattr(metrics.counters, field))
         for field, (name, text) in TOTALS.items():
-            yield CounterMetricFamily(name, text, value=getattr(metrics, field))
-        yield _counter_by("calinix_retries_total", "Requests sent again", "reason", metrics.retries)
+            yield CounterMetricFamily(name, text, value=getattr(metrics.counters, field))
+        yield _counter_by(
+            "calinix_retries_total", "Requests sent again", "reason", metrics.counters.retries
+        )
         if metrics.inflight is not None:
             text = "Requests under way, waiting ones included"
             yield _gauge("calinix_inflight_requests", text, {}, metrics.inflight())
@@ -115,13 +118,13 @@ class _View(Collector):
             "Finished requests",
             labels=("mode", "strategy", "status", "endpoint"),
         )
-        for labels, cell in sorted(self._metrics.requests.items()):
+        for labels, cell in sorted(self._metrics.counters.requests.items()):
             family.add_metric(labels, cell[0])
         return family
 
     def _pods(self) -> Iterator[Metric]:
         """What the router knows of its pods, and what was counted of them."""
-        pods = self._metrics.source.pods()
+        pods = self._metrics.counters.source.pods()
         roles = {pod.id: pod.role for pod in pods}
         gauges = {
             "inflight": "Requests that the pod has",
@@ -142,7 +145,7 @@ class _View(Collector):
         failures = CounterMetricFamily(
             "calinix_pod_failures_total", "Legs that failed", labels=(*POD_LABELS, "kind")
         )
-        for pod_id, counters in self._metrics.pods.items():
+        for pod_id, counters in self._metrics.counters.pods.items():
             labels = (pod_id, roles.get(pod_id, OTHER))
             requests.add_metric(labels, counters.requests)
             for kind, count in sorted(counters.failures.items()):

@@ -17,7 +17,6 @@ import structlog
 
 from calinix.config import Log
 from calinix.errors import ConfigError
-from calinix.telemetry.record import RequestRecord
 
 log = structlog.get_logger()
 
@@ -27,7 +26,38 @@ MAX_BUFFERED_BYTES = 1024 * 1024
 PIPE_BYTES = 4096
 STDOUT = 1
 
+MAX_FIELD_CHARS = 128
+
 _encoder = msgspec.json.Encoder()
+
+
+class LogLine(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
+    """A line of the log: `RequestRecord`, which documents the fields, cut to MAX_FIELD_CHARS."""
+
+    request_id: str
+    endpoint: str = ""
+    mode: str = ""
+    strategy: str = ""
+    model: str = ""
+    status: int = 0
+    pod_id: str = ""
+    prefill_pod_id: str = ""
+    received_at: float = 0.0
+    ttft_us: int | None = None
+    itl_us: int | None = None
+    e2e_us: int = 0
+    decision_us: int | None = None
+    prompt_blocks: int = 0
+    cached_blocks: int = 0
+    predicted_cached_tokens: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    chunks: int = 0
+    retries: int = 0
+    retry_reason: str = ""
+    error: str = ""
+    bytes_out: int = 0
 
 
 class RequestLog:
@@ -69,7 +99,7 @@ class RequestLog:
             ) from error
         return cls(fd, owned=True)
 
-    def write(self, records: list[RequestRecord]) -> None:
+    def write(self, records: list[LogLine]) -> None:
         """Writes a line per record, or keeps them for the next call."""
         if not self.enabled:
             return
@@ -123,14 +153,14 @@ class RequestLog:
         log.warning("request_log_off", reason=error.strerror or str(error))
 
 
-def _lines(records: Iterable[RequestRecord]) -> bytes:
+def _lines(records: Iterable[LogLine]) -> bytes:
     try:
         return _encoder.encode_lines(records)
     except UnicodeEncodeError:
         return b"".join(_line(record) for record in records)
 
 
-def _line(record: RequestRecord) -> bytes:
+def _line(record: LogLine) -> bytes:
     """One line, whatever its texts hold: lone surrogates cannot be written as UTF-8."""
     fields = {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
