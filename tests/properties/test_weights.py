@@ -167,6 +167,15 @@ def test_a_horizon_too_short_for_the_delay_swings() -> None:
     assert settles_after_s(scene, usual) <= SETTLED_S
 
 
+def test_weights_of_their_own_for_every_step_swing() -> None:
+    """The literal form, free to do all in its first step, swings once a second late."""
+    scene = Scene((1.0, 1.0), 40.0, 0.85, 1.0, speed_by=0.25)
+    literal = MpcSettings(mode="literal", stale_periods=8.0)
+    assert settles_after_s(scene, literal) > SETTLED_S
+    assert settles_after_s(scene._replace(delay_s=0.0), literal) < 10.0
+    assert settles_after_s(scene, MpcSettings(stale_periods=8.0)) < 15.0
+
+
 @settings(max_examples=8)
 @given(SCENES.filter(lambda scene: scene.delay_s >= 2.0))
 def test_state_older_than_promised_is_let_go(scene: Scene) -> None:
