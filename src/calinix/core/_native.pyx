@@ -52,8 +52,8 @@ cdef extern from *:
     }
     #endif
     /* How many bytes from `at` on belong to a JSON string as they are: no quote, no backslash, no
-       control character. Short runs are found a word at a time; behind those, whole groups are
-       looked at at once, which compilers turn into vectors. */
+       control character. Short runs are found a word at a time; behind those, windows that grow
+       are searched by memchr and by a loop that compilers turn into vectors. */
     #define CALINIX_ONES 0x0101010101010101ULL
     #define CALINIX_TOPS 0x8080808080808080ULL
     static inline uint64_t calinix_special(uint64_t word) {
@@ -75,16 +75,22 @@ cdef extern from *:
             }
             i += 8;
         }
-        while (i + 32 <= length) {
-            uint8_t special = 0, group = 0;
-            for (size_t k = 0; k < 32; k++) {
+        for (size_t window = 256; i < length; window *= 2) {
+            size_t left = length - i < window ? length - i : window;
+            const uint8_t *quote = memchr(at + i, 34, left);
+            if (quote) left = quote - (at + i);
+            const uint8_t *slash = memchr(at + i, 92, left);
+            if (slash) left = slash - (at + i);
+            uint8_t least = 255, group = 0;
+            for (size_t k = 0; k < left; k++) {
                 uint8_t byte = at[i + k];
-                special |= (uint8_t)((byte < 32) | (byte == 34) | (byte == 92));
+                least = byte < least ? byte : least;
                 group |= byte;
             }
-            if (special) break;
+            if (least < 32) break;
             *high |= group;
-            i += 32;
+            i += left;
+            if (quote || slash) break;
         }
         *high |= (all & CALINIX_TOPS) ? 128 : 0;
         while (i < length && at[i] >= 32 && at[i] != 34 && at[i] != 92) *high |= at[i++];
@@ -1556,24 +1562,28 @@ cdef class Loads:
 # ---- Texts ---------------------------------------------------------------------------------------
 
 def join(list pieces not None):
-    """Texts as UTF-8 and bytes, one after the other; see `calinix.core.canonical.join`."""
+    """Texts as UTF-8 and bytes, one after the other; see `calinix.core.hashing.join`."""
     cdef Py_ssize_t total = 0, size = 0
+    cdef const uint8_t[::1] view
     cdef const char *at
     cdef char *to
     cdef bytes joined
     for piece in pieces:
-        if isinstance(piece, bytes):
-            total += PyBytes_GET_SIZE(piece)
-        else:
+        if isinstance(piece, str):
             PyUnicode_AsUTF8AndSize(piece, &size)
             total += size
+        else:
+            total += len(piece)
     joined = PyBytes_FromStringAndSize(NULL, total)
     to = PyBytes_AS_STRING(joined)
     for piece in pieces:
         if isinstance(piece, bytes):
             at, size = PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece)
-        else:
+        elif isinstance(piece, str):
             at = PyUnicode_AsUTF8AndSize(piece, &size)
+        else:
+            view = piece
+            at, size = <const char *>&view[0] if len(view) else NULL, len(view)
         memcpy(to, at, size)
         to += size
     return joined
@@ -1701,6 +1711,7 @@ def lift(bytes body not None, Py_ssize_t least, Py_ssize_t strings, str mark not
     cdef uint8_t high
     cdef list short = []
     cdef dict texts = {}
+    whole = memoryview(body)
     try:
         while strings > 0:
             quote = <const uint8_t *>memchr(at + place, 34, size - place)
@@ -1723,14 +1734,14 @@ def lift(bytes body not None, Py_ssize_t least, Py_ssize_t strings, str mark not
                 else:
                     text = None
             else:
-                text = body[place:end] if end - place >= least else None
+                text = whole[place:end] if end - place >= least else None
             if end < 0 or end >= size or at[end] != 34:
                 return None
             if text is None:
                 strings -= 1
             else:
                 if high >= 128:
-                    text.decode()
+                    str(text, "utf-8")
                 name = f"{mark}{len(texts)}"
                 texts[name] = text
                 short.append(body[kept:place])

@@ -27,6 +27,7 @@ from calinix.core.bodies import (
     Part,
     ResponsesBody,
 )
+from calinix.core.hashing import Piece
 from calinix.core.kv import join, lift
 
 _MESSAGE = b"\xff"
@@ -65,7 +66,7 @@ _LIFT_STRINGS = 64
 # Nobody outside of this process knows it; a client who did could only spoil its own key.
 _MARK = f"\ue000{hash('calinix.core.canonical') & 0xFFFFFFFFFFFFFFFF:016x}:"
 
-Texts = dict[str, bytes]
+Texts = dict[str, bytes | memoryview]
 """Lifted texts in UTF-8 by the name that stands in their place."""
 
 
@@ -93,7 +94,7 @@ def completions(body: CompletionsBody, raw: bytes, texts: Texts) -> bytes:  # no
     return _joined([body.prompt] if isinstance(body.prompt, str) else [], texts)
 
 
-def _joined(pieces: list[str | bytes], texts: Texts) -> bytes:
+def _joined(pieces: list[Piece], texts: Texts) -> bytes:
     """All pieces in order, lifted texts in their places again."""
     if texts:
         found = 0
@@ -108,7 +109,7 @@ def _joined(pieces: list[str | bytes], texts: Texts) -> bytes:
 
 def chat(body: ChatBody, raw: bytes, texts: Texts) -> bytes:
     """The key of a chat: tools, then the messages in order. Raises ValueError."""
-    pieces: list[str | bytes] = []
+    pieces: list[Piece] = []
     if body.tools is not UNSET:
         _tools(pieces, body.tools)
     if body.messages:
@@ -118,7 +119,7 @@ def chat(body: ChatBody, raw: bytes, texts: Texts) -> bytes:
 
 def messages(body: MessagesBody, raw: bytes, texts: Texts) -> bytes:
     """The key of an Anthropic request: tools, `system`, the messages. Raises ValueError."""
-    pieces: list[str | bytes] = []
+    pieces: list[Piece] = []
     if body.tools is not UNSET:
         _tools(pieces, body.tools)
     if body.system is not None:
@@ -129,7 +130,7 @@ def messages(body: MessagesBody, raw: bytes, texts: Texts) -> bytes:
 
 def responses(body: ResponsesBody, raw: bytes, texts: Texts) -> bytes:
     """The key of a /v1/responses request: tools, instructions, input. Raises ValueError."""
-    pieces: list[str | bytes] = []
+    pieces: list[Piece] = []
     if body.tools is not UNSET:
         _tools(pieces, body.tools)
     if body.instructions is not None:
@@ -141,17 +142,17 @@ def responses(body: ResponsesBody, raw: bytes, texts: Texts) -> bytes:
     return _joined(pieces, texts)
 
 
-def _tools(pieces: list[str | bytes], tools: Raw) -> None:
+def _tools(pieces: list[Piece], tools: Raw) -> None:
     if (octets := _compact(tools)) not in (b"null", b"[]"):
         pieces += (_TOOLS, octets)
 
 
-def _system(pieces: list[str | bytes], content: Content) -> None:
+def _system(pieces: list[Piece], content: Content) -> None:
     pieces.append(_MESSAGE + b"system")
     _content(pieces, content, 0)
 
 
-def _all(pieces: list[str | bytes], items: list[Message], raw: bytes, field: str) -> None:
+def _all(pieces: list[Piece], items: list[Message], raw: bytes, field: str) -> None:
     loose: Any = None
     places: dict[int, int] = {}
     for message in items:
@@ -175,7 +176,7 @@ def _all(pieces: list[str | bytes], items: list[Message], raw: bytes, field: str
             pieces += (_MESSAGE + _FIELD + b"j", msgspec.json.encode(loose[place]))
 
 
-def _message(pieces: list[str | bytes], message: Message) -> None:
+def _message(pieces: list[Piece], message: Message) -> None:
     if message.type not in _ITEM_TYPES:
         raise _UnusualError
     pieces.append(_MESSAGE + message.role.encode())
@@ -199,7 +200,7 @@ def _message(pieces: list[str | bytes], message: Message) -> None:
         _content(pieces, message.output, 0)
 
 
-def _content(pieces: list[str | bytes], content: Content, depth: int) -> None:
+def _content(pieces: list[Piece], content: Content, depth: int) -> None:
     if content is None:
         return
     if isinstance(content, str):
@@ -212,7 +213,7 @@ def _content(pieces: list[str | bytes], content: Content, depth: int) -> None:
             _part(pieces, part, depth)
 
 
-def _part(pieces: list[str | bytes], part: Part, depth: int) -> None:
+def _part(pieces: list[Piece], part: Part, depth: int) -> None:
     """A part that is no text: its type, then its fields in one order."""
     kind = part.type
     if depth > _MAX_DEPTH or (kind not in _MEDIA_TYPES and kind not in _OTHER_TYPES):
@@ -237,12 +238,12 @@ def _part(pieces: list[str | bytes], part: Part, depth: int) -> None:
         pieces.append(_FIELD + b")")
 
 
-def _field(pieces: list[str | bytes], tag: bytes, value: str | None) -> None:
+def _field(pieces: list[Piece], tag: bytes, value: str | None) -> None:
     if value is not None:
         pieces += (_FIELD, tag, value)
 
 
-def _json_field(pieces: list[str | bytes], tag: bytes, value: Maybe) -> None:
+def _json_field(pieces: list[Piece], tag: bytes, value: Maybe) -> None:
     if value is not UNSET and (octets := _compact(value)) not in (b"null", b"[]"):
         pieces += (_FIELD, tag, octets)
 

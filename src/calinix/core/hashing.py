@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import index
-from typing import Final, SupportsIndex
+from typing import Final, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -167,7 +167,10 @@ def digest(data: bytes) -> int:
     return state
 
 
-def join(pieces: list[str | bytes]) -> bytes:
+Piece: TypeAlias = str | bytes | memoryview
+
+
+def join(pieces: list[Piece]) -> bytes:
     """Texts as UTF-8 and bytes, one after the other. Raises ValueError for lone surrogates."""
     return b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
 
@@ -177,7 +180,7 @@ def lift(
     least: int,  # noqa: ARG001
     strings: int,  # noqa: ARG001
     mark: str,  # noqa: ARG001
-) -> tuple[bytes, dict[str, bytes]] | None:
+) -> tuple[bytes, dict[str, bytes | memoryview]] | None:
     """Takes the texts of at least `least` bytes out of a JSON body, for names from `mark`.
 
     (shorter body, texts by name), the texts decoded to UTF-8. None: nothing was taken out, or
