@@ -193,6 +193,14 @@ def tokens_can_be_made(draft: Draft) -> Iterator[Fault]:
             yield where, f"expected a JSON object, found {quoted(text)}"
 
 
+def the_threshold_can_hold(draft: Draft) -> Iterator[Fault]:
+    """SGLang's decode pods cannot do without a prefill pod."""
+    path = "upstreams.dispatch.prefillThreshold"
+    threshold = draft.get(path, 0)
+    if draft.get("upstreams.dispatch.protocol") == "sglang" and threshold:
+        yield path, f"expected 0 with protocol: sglang, found {threshold}"
+
+
 def files_are_there(draft: Draft) -> Iterator[Fault]:
     """Certificates, keys and templates can be opened."""
     for path in FILES:
@@ -214,6 +222,7 @@ RULES: tuple[Callable[[Draft], Iterator[Fault]], ...] = (
     models_stand_once,
     rests_are_in_order,
     ports_differ,
+    the_threshold_can_hold,
     kv_events_have_an_address,
     tokens_can_be_made,
     files_are_there,

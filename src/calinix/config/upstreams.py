@@ -10,7 +10,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from calinix.config.fields import Base, FileName, PodId, PositiveInt, Secret, Text, Url
+from calinix.config.fields import (
+    MAX_COUNT,
+    Base,
+    FileName,
+    PodId,
+    PositiveInt,
+    Secret,
+    Text,
+    Url,
+)
 from calinix.config.kv_events import PodKvEvents
 
 
@@ -102,6 +111,10 @@ class DispatchUpstream(Base, frozen=True):
     """How the KV cache gets from prefill to decode: nixl or mooncake (vLLM's connectors), sglang,
     plain (one leg after the other, for engines that share a KV store), or auto (what the pods say
     that they are)."""
+    prefill_threshold: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
+    """A prompt of which the decode pod would have to compute at most this many tokens, because it
+    is short or cached there, skips the prefill pod; 0: none does. Not for sglang, whose decode
+    pods serve nothing that is not prefilled elsewhere."""
 
 
 class Upstreams(Base, frozen=True):

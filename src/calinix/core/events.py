@@ -64,10 +64,11 @@ class StrategyChanged(Event, frozen=True):
 
 
 class RulesChanged(Event, frozen=True):
-    """From now on, other health rules and another default mode; what is known of pods stays."""
+    """From now on, other rules of health, modes and dispatch; what is known of pods stays."""
 
     health: Health
     default_mode: Mode | None = None
+    prefill_threshold: int = 0
 
 
 class ProbeSucceeded(Event, frozen=True):

@@ -84,6 +84,7 @@ class Observer:
     def _rules_changed(self, event: events.RulesChanged, now: float) -> None:  # noqa: ARG002
         self._state.health.adopt(event.health)
         self._state.default_mode = event.default_mode
+        self._state.prefill_threshold = event.prefill_threshold
         self._state.modes.clear()
 
     def _probe_succeeded(self, event: events.ProbeSucceeded, now: float) -> None:

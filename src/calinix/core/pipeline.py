@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calinix.core import bitmap
+from calinix.core.bitmap import HostBitmap
 from calinix.core.choice import Choice
 from calinix.core.filters import narrow
 from calinix.core.kv import look, weigh
@@ -19,12 +20,19 @@ def choose(
     role: Role,
     now: float,
     near: Pod | None = None,
+    only: HostBitmap = -1,
 ) -> Choice:
-    """Chooses a pod; `pod` of the result is None when nobody is left. `now` in seconds."""
+    """Chooses a pod; `pod` of the result is None when nobody is left. `now` in seconds.
+
+    `only`: those that can do without a prefill pod, where the request is to be served whole.
+    """
     table = state.table
     choice = Choice(role, prompt.blocks, table.roles[role], table.who, near, now=now)
     narrow(state, request, choice)
     candidates = choice.candidates
+    if candidates & only != candidates:
+        choice.drop("needsPrefill", only)
+        candidates = choice.candidates
     if not candidates:
         return choice
     recipe = state.recipes[role]

@@ -20,6 +20,7 @@ from calinix.core.plans import Planner
 from calinix.core.pods import ROLES, Pod, Role
 from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest, Work
 from calinix.core.roster import Roster
+from calinix.core.splitting import whole_on
 from calinix.core.state import Rng, State
 from calinix.core.steering import Steering
 from calinix.core.strategies import recipes as recipes_of
@@ -101,6 +102,11 @@ class Router:
                     f"The prefill pod '{request.prefill_pod}' is not configured any more.",
                 )
         elif request.work is _GENERATE and request.split is not False:
+            if state.prefill_threshold and request.split is None:
+                whole = whole_on(state, prompt)
+                choice = choose(state, request, prompt, "decode", now, only=whole)
+                if choice.pod is not None:
+                    return self._planner.open(request, prompt, choice, None, now)
             first = choose(state, request, prompt, "prefill", now)
             near = first.pod
             if near is None:

@@ -42,6 +42,9 @@ class State:
         self.rng = rng
         self.deterministic = gateway.deterministic
         self.default_mode: Mode | None = gateway.default_mode
+        dispatch = config.upstreams.dispatch
+        self.prefill_threshold = 0 if dispatch is None else dispatch.prefill_threshold
+        """Prompts with so few uncached tokens need no prefill pod; 0: all do."""
         self.strategy = strategy if isinstance(strategy, Strategy) else Strategy(name=strategy)
         self.recipes: dict[Role, Recipe] = {}
         self.own_recipes: dict[Role, Recipe] = {}

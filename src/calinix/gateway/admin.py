@@ -93,7 +93,11 @@ class AdminHandler:
     def _pods(self, request: Request) -> None:
         views = self._gateway.kv_views()
         pods = [
-            {**msgspec.to_builtins(pod), "kv": views.get(pod.id, _HISTORY)}
+            {
+                **msgspec.to_builtins(pod),
+                **self._gateway.dispatch.engine_of(pod.id),
+                "kv": views.get(pod.id, _HISTORY),
+            }
             for pod in self._gateway.router.pods()
         ]
         request.conn.respond(200, _JSON, msgspec.json.encode({"pods": pods}))

@@ -69,6 +69,14 @@ class Dispatch:
         if len(found) > 1:
             log.warning("pods_of_several_engines", engines=sorted(found))
 
+    def engine_of(self, pod_id: str) -> dict[str, str | None]:
+        """For people: what a pod said that it is; null where it was not asked, or not yet."""
+        upstream = self._upstreams[pod_id] if pod_id in self._upstreams else None
+        identity = None if upstream is None else upstream.identity
+        if identity is None:
+            return {"engine": None, "engineVersion": None}
+        return {"engine": identity.engine, "engineVersion": identity.version}
+
     def exchange(
         self, plan: RoutePlan, prefill: Upstream | None, endpoint: Endpoint, body: bytes
     ) -> Exchange:

@@ -159,7 +159,9 @@ class Gateway:
         self.observe(
             StrategyChanged(strategy if isinstance(strategy, Strategy) else Strategy(name=strategy))
         )
-        self.observe(RulesChanged(config.health, config.gateway.default_mode))
+        dispatch = config.upstreams.dispatch
+        threshold = 0 if dispatch is None else dispatch.prefill_threshold
+        self.observe(RulesChanged(config.health, config.gateway.default_mode, threshold))
         self._adopt(config)
         self.models.forget()
         self.wake_soon()
