@@ -22,6 +22,7 @@ TIMES = "gateway/test_gateway_timeouts.py"
 LIFE = "gateway/test_gateway_life.py"
 DRAWN = "properties/test_determinism.py"
 RELOAD = "gateway/test_reload.py"
+PAIRS = "gateway/test_dispatch_protocols.py"
 
 PROOFS = {
     "version": f"{EFFECTS}::test_what_a_file_says_of_itself",
@@ -36,6 +37,9 @@ PROOFS = {
     "pods.model": "gateway/test_gateway_queue.py::test_nobody_waits_behind_another_model",
     "pods.kvCapacityTokens": "core/test_prepare.py::test_a_mirror_is_as_large_as_the_pods_kv_cache",
     "upstreams.single.mode": f"{EFFECTS}::test_what_a_file_says_of_itself",
+    "pods.bootstrapPort": f"{PAIRS}::test_bootstrap_host_and_port_of_the_config",
+    "pods.bootstrapHost": f"{PAIRS}::test_bootstrap_host_and_port_of_the_config",
+    "upstreams.dispatch.prefillThreshold": f"{PAIRS}::test_prefill_threshold",
     "upstreams.dispatch.mode": f"{EFFECTS}::test_what_a_file_says_of_itself",
     "upstreams.dispatch.protocol": f"{EFFECTS}::test_dispatch_protocols",
     "upstreams.tls.caFile": f"{LIFE}::test_pods_over_tls",
