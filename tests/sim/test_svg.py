@@ -31,7 +31,8 @@ def texts(root: ET.Element) -> list[str]:
 def line(name: str, *points: float, **settings: object) -> Line:
     """A line through these heights, one second apart."""
     y = np.array(points, dtype=float)
-    return Line(name=name, x=np.arange(len(y), dtype=float), y=y, **settings)  # type: ignore[arg-type]
+    x = np.arange(len(y), dtype=float)
+    return Line(name=name, x=x, y=y, **settings)  # type: ignore[arg-type]
 
 
 def test_a_line_chart_names_its_lines_and_axes() -> None:

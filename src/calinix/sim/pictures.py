@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -35,7 +36,7 @@ _COURSES = (
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """One picture: `name` is fit for a file."""
+    """One picture; `name` is fit for a file, and no two of one scenario share it."""
 
     name: str
     svg: str
@@ -72,16 +73,20 @@ def control(outcome: Outcome) -> list[Picture]:
         places = [place for place, pod in enumerate(series.pods) if pod.role == role]
         of_role = "" if role == "single" else f" of {role} pods"
         title = f"Queue{of_role}, {strategy}"
-        found.append(Picture(f"queue-{role}", _queues(series, places, title)))
+        found.append(Picture(_named("queue", role, strategy), _queues(series, places, title)))
         if not steered:
             continue
         if np.isfinite(_table(series.weights, len(series.pods))[:, places]).any():
             title = f"Weights{of_role}, {strategy}"
-            found.append(Picture(f"weights-{role}", _weights(series, places, title)))
+            found.append(
+                Picture(_named("weights", role, strategy), _weights(series, places, title))
+            )
         if np.isfinite(_table(series.expected, len(series.pods))[:, places]).any():
             unit = "requests" if role == "decode" else "seconds of work"
             title = f"Expected queue{of_role}, {strategy}"
-            found.append(Picture(f"expected-{role}", _expected(series, places, title, unit)))
+            found.append(
+                Picture(_named("expected", role, strategy), _expected(series, places, title, unit))
+            )
     return found
 
 
@@ -103,12 +108,18 @@ def loads(outcomes: Sequence[Outcome]) -> list[Picture]:
                 for pod in pods
             ]
             title = f"Work per pod, {outcome.row.strategy}"
-            found.append(Picture(f"work-{outcome.row.strategy}", bar_chart(title, bars, "tokens")))
+            found.append(
+                Picture(_named("work", outcome.row.strategy), bar_chart(title, bars, "tokens"))
+            )
     return found
 
 
 _ROLES = ("single", "prefill", "decode")
 _ROLE_COLOURS = {"single": 0, "prefill": 1, "decode": 5}
+
+
+def _named(*words: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=-]+", "-", "-".join(words))
 
 
 def _queues(series: Series, places: list[int], title: str) -> str:

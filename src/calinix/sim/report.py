@@ -84,18 +84,23 @@ def as_json(tree: Mapping[str, Any]) -> bytes:
 
 
 def write(report: Report, folder: Path) -> Path:
-    """Writes report.html and results.json, which holds every picture's numbers too.
+    """Writes report.html, its pictures as files of their own, and results.json with their numbers.
 
     Returns the HTML file. Raises OSError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    drawn = folder / "pictures"
+    drawn.mkdir(parents=True, exist_ok=True)
+    sections = _sections(report.outcomes)
+    for _, _, found in sections:
+        for picture in found:
+            (drawn / f"{picture.name}.svg").write_text(picture.svg + "\n", "utf-8")
     figures = [
         {"strategy": one.row.strategy, "seed": one.row.seed, "series": one.series}
         for one in report.outcomes
     ]
     (folder / "results.json").write_bytes(as_json({**results(report), "figures": figures}))
     page = folder / "report.html"
-    page.write_text(html(report), "utf-8")
+    page.write_text(_html(report, sections), "utf-8")
     return page
 
 
@@ -134,26 +139,35 @@ def shown(name: str, value: float) -> str:
     return f"{value:.3f}"
 
 
-def html(report: Report) -> str:
+Section = tuple[str, str, Sequence[Picture]]
+"""Heading, a few words, pictures."""
+
+
+def _sections(outcomes: Sequence[Outcome]) -> list[Section]:
+    firsts = list({one.row.strategy: one for one in reversed(outcomes)}.values())[::-1]
+    controls = [picture for one in firsts for picture in pictures.control(one)]
+    return [
+        ("Latency", _TAILS, pictures.latencies(outcomes)),
+        ("Over time", _FIRST, pictures.courses(outcomes)),
+        ("Queues and weights", f"{_FIRST} {_EXPECTED}", controls),
+        ("Load of the pods", _FIRST, pictures.loads(outcomes)),
+    ]
+
+
+def _html(report: Report, sections: Sequence[Section]) -> str:
     """The page."""
     outcomes = report.outcomes
-    rows = [one.row for one in outcomes]
-    firsts = list({one.row.strategy: one for one in reversed(outcomes)}.values())[::-1]
     head = (
         f"<h1>{escape(report.scenario)}</h1><p>{escape(report.description)}</p>"
-        f'<p class="dim">{escape(_facts(report, rows))}</p>'
+        f'<p class="dim">{escape(_facts(report, [one.row for one in outcomes]))}</p>'
     )
     if report.note:
         head += f"<p>{escape(report.note)}</p>"
-    controls = [picture for one in firsts for picture in pictures.control(one)]
     common = escape(as_json(report.config).decode())
     parts = [
         head,
         _table(outcomes),
-        _section("Latency", _TAILS, pictures.latencies(outcomes)),
-        _section("Over time", _FIRST, pictures.courses(outcomes)),
-        _section("Queues and weights", f"{_FIRST} {_EXPECTED}", controls),
-        _section("Load of the pods", _FIRST, pictures.loads(outcomes)),
+        *(_section(*one) for one in sections),
         "<h2>Configuration</h2>",
         f"<details><summary>What the runs have in common</summary><pre>{common}</pre></details>",
         '<p class="dim">Every number of this page is in results.json.</p>',

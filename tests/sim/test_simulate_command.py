@@ -1,0 +1,178 @@
+"""`calinix simulate`: its figures, its files, and that equal seeds give equal bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from calinix import __version__
+from calinix.cli import app
+from calinix.sim.batch import run_all
+from calinix.sim.scenarios import SCENARIOS
+from calinix.sim.tasks import Task, check, named, parsed
+
+SMALL = ("seed-2p2d", "--set", "scenario.requests=150")
+NAMES = {
+    "seed-2p2d", "mooncake-conversation", "mooncake-synthetic", "azure-conversation", "hot-prefix",
+    "sequential-agents", "slow-pod", "pod-loss", "stale-state", "many-gateways",
+    "heterogeneous-4p4d",
+}  # fmt: skip
+
+
+def simulate(*arguments: str | Path) -> Result:
+    """The command in this process."""
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def figures(path: Path) -> Any:
+    """What a file of figures holds."""
+    return json.loads(path.read_bytes())
+
+
+def test_the_figures_have_the_agreed_shape(tmp_path: Path) -> None:
+    """Scenario, version, configuration and one row per strategy and seed; nothing else."""
+    out = tmp_path / "figures.json"
+    strategies = "powerOfTwo,smgCacheAware"
+    result = simulate(*SMALL, "--strategy", strategies, "--seeds", "2", "--json", out)
+    assert result.exit_code == 0, result.output
+    found = figures(out)
+    assert list(found) == ["scenario", "version", "config", "rows"]
+    assert (found["scenario"], found["version"]) == ("seed-2p2d", __version__)
+    assert found["config"]["seeds"] == [1, 2]
+    assert found["config"]["gateway"]["upstreams"]["dispatch"]
+    assert [(row["strategy"], row["seed"]) for row in found["rows"]] == [
+        (strategy, seed) for strategy in strategies.split(",") for seed in (1, 2)
+    ]
+    assert all(row["requests"] == 150 and row["ttft_mean_s"] > 0 for row in found["rows"])
+    assert "powerOfTwo" in result.output
+    assert "150 requests, load 1, mean of 2 seeds" in result.output
+
+
+def test_equal_seeds_give_equal_bytes_on_any_number_of_processes(tmp_path: Path) -> None:
+    """One process or several, in whatever order they end: the files are the same."""
+    arguments = (*SMALL, "--strategy", "powerOfTwo,predictive,dynamoCost", "--seeds", "2")
+    files = []
+    for number, processes in enumerate(("1", "3")):
+        out = tmp_path / str(number)
+        result = simulate(*arguments, "--processes", processes, "--out", out)
+        assert result.exit_code == 0, result.output
+        files.append([(out / name).read_bytes() for name in ("results.json", "report.html")])
+    assert files[0] == files[1]
+    rows = figures(tmp_path / "0" / "results.json")["rows"]
+    assert rows[0]["ttft_mean_s"] != rows[1]["ttft_mean_s"]
+
+
+def test_the_report_needs_nothing_from_outside(tmp_path: Path) -> None:
+    """One file with every picture in it, and every picture's numbers in results.json."""
+    result = simulate(*SMALL, "--strategy", "weightedRoundRobin,powerOfTwo", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "report.html").read_text()
+    assert not re.search(r"(src|href)\s*=|url\(|@import|<script", page)
+    titles = re.findall(r'class="t"[^>]*>([^<]+)<', page)
+    for wanted in (
+        "Time to first token", "Time per output token", "End to end", "Throughput", "Output",
+        "Prefix hit ratio", "Balance (Jain's index)".replace("'", "&#x27;"),
+        "Queue of prefill pods, weightedRoundRobin", "Weights of decode pods, weightedRoundRobin",
+        "Queue of decode pods, powerOfTwo", "Work per pod, powerOfTwo",
+    ):  # fmt: skip
+        assert wanted in titles
+    files = list((tmp_path / "pictures").iterdir())
+    assert len(files) == len(titles)
+    assert tmp_path / "pictures" / "weights-decode-weightedRoundRobin.svg" in files
+    found = figures(tmp_path / "results.json")
+    assert [one["strategy"] for one in found["figures"]] == ["weightedRoundRobin", "powerOfTwo"]
+    series = found["figures"][0]["series"]
+    assert len(series["ttft_s"]) == len(series["shares"])
+    assert series["forecasts"]
+    assert max(weight or 0 for row in series["weights"] for weight in row) > 1.0
+
+
+def test_every_scenario_is_described() -> None:
+    """`--list` shows each by its name, and there are at least the agreed ones."""
+    result = simulate("--list")
+    assert result.exit_code == 0
+    assert set(SCENARIOS) >= NAMES
+    assert all(name in result.output for name in SCENARIOS)
+    assert all(one.description.endswith(".") for one in SCENARIOS.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("no-such",), "mooncake-conversation"),
+        ((), "one of seed-2p2d"),
+        (("seed-2p2d", "--strategy", "best"), "weightedRoundRobin"),
+        (("seed-2p2d", "--strategy", ","), "names no strategy"),
+        (("seed-2p2d", "--set", "gateway.retries=7"), "retries"),
+        (("seed-2p2d", "--set", "scenario.gatways=2"), "gatways"),
+        (("seed-2p2d", "--set", "gateway"), "is not KEY=VALUE"),
+        (("seed-2p2d", "--set", "gateway.seed=[1"), "is no value"),
+        (("seed-2p2d", "--strategy", "random:nothing=1"), "nothing"),
+    ],
+)
+def test_what_is_not_understood_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    """Before anything runs, in words that help."""
+    result = simulate(*arguments)
+    assert result.exit_code == 2
+    assert said in re.sub(r"[\s│]+", " ", result.output)
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    """A file where a folder should be: a line, not a traceback."""
+    (tmp_path / "file").write_text("")
+    result = simulate(*SMALL, "--strategy", "random", "--out", tmp_path / "file")
+    assert result.exit_code == 1
+    assert "cannot write" in result.output
+
+
+def test_all_is_every_strategy_and_baseline(tmp_path: Path) -> None:
+    """One word for all of them, and each runs on a scenario with prefill and decode apart."""
+    out = tmp_path / "figures.json"
+    arguments = ("seed-2p2d", "--set", "scenario.requests=20", "--strategy", "all")
+    result = simulate(*arguments, "--processes", "1", "--json", out)
+    assert result.exit_code == 0, result.output
+    names = {row["strategy"] for row in figures(out)["rows"]}
+    assert names >= {"predictive", "weightedPowerOfTwo", "clairvoyant", "llmdDefault", "random"}
+
+
+def test_settings_reach_the_scenario_and_the_gateway() -> None:
+    """Those of all runs and those of one strategy, which go before them."""
+    changes = "scenario.noise=0.2;scenario.gateways=4;scenario.speeds=[2, 1];controller.stepMs=250"
+    task = Task("azure-conversation", "predictive:controller.stepMs=125;scenario.lateS=1", 1,
+                changes=changes)  # fmt: skip
+    name, scenario = named(task)
+    assert name == "predictive"
+    assert (scenario.noise, scenario.gateways, scenario.late_s) == (0.2, 4, 1.0)
+    assert scenario.settings["controller"]["stepMs"] == 125
+    speeds = [pod.figures.prefill_tokens_per_s for pod in scenario.pods(4)]
+    assert speeds == [20_000.0, 10_000.0, 20_000.0, 10_000.0]
+    check(task)
+
+
+def test_settings_are_as_in_the_file() -> None:
+    """Dotted keys, YAML values."""
+    assert parsed("a.b=1; a.c=[x, true];d=text") == {"a": {"b": 1, "c": ["x", True]}, "d": "text"}
+    assert parsed("") == {}
+
+
+def test_progress_grows_to_its_end() -> None:
+    """The share never shrinks, and ends at 1 with all runs done."""
+    tasks = [Task("seed-2p2d", "random", seed, changes="scenario.requests=50") for seed in (1, 2)]
+    heard: list[tuple[float, int]] = []
+    for processes in (1, 2):
+        heard.clear()
+        assert len(run_all(tasks, lambda *now: heard.append(now), processes)) == 2
+        assert heard == sorted(heard)
+        assert heard[-1] == (1.0, 2)
+
+
+def test_a_run_that_fails_ends_the_others() -> None:
+    """What goes wrong in another process is raised here."""
+    tasks = [Task("seed-2p2d", name, 1, changes="scenario.requests=5") for name in ("random", "no")]
+    with pytest.raises(Exception, match="no"):
+        run_all(tasks, processes=2)
