@@ -142,9 +142,14 @@ class PromptTokens(Event, frozen=True):
 
 
 class PrefillDone(Event, frozen=True):
-    """Dispatch: the prefill leg was answered; its part of the lease is given back."""
+    """Dispatch: the prefill leg was answered; its part of the lease is given back.
+
+    `transferred`: the answer came only when the KV was with the decode pod, so that what follows
+    is no transfer to be timed.
+    """
 
     lease_id: int
+    transferred: bool = False
 
 
 class FirstToken(Event, frozen=True):

@@ -173,7 +173,8 @@ class Observer:
         prefill = lease.prefill
         if state.table.is_current(prefill):
             self._heard(prefill, now)
-            lease.prefilled_s = now
+            if not event.transferred:
+                lease.prefilled_s = now
             self._learn_rate(prefill, lease, now)
             state.health.succeeded(prefill.slot, lease.id, now)
             self._confirm(prefill, lease)

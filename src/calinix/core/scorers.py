@@ -43,7 +43,10 @@ def sticky(state: State, request: RouteRequest, choice: Choice) -> Term | None:
 
 
 def locality(state: State, request: RouteRequest, choice: Choice) -> Term | None:
-    """1 for pods near the prefill pod: the same engine, or the same host or zone label."""
+    """1 for pods near the prefill pod: the same engine, or the same host or zone label.
+
+    Once the ways are measured, by how long KV takes on them.
+    """
     near, among = choice.near, choice.among
     if near is None or among is None:
         return None
@@ -54,7 +57,10 @@ def locality(state: State, request: RouteRequest, choice: Choice) -> Term | None
         if code:
             same = (column[np.asarray(among.slots)] == code).astype(np.float64)
             scores = same if scores is None else np.maximum(scores, same)
-    return None if scores is None else (scores, 1.0, 0.0)
+    if scores is None:
+        return None
+    measured = state.transfers.nearness(table, near.slot, among.slots)
+    return scores if measured is None else measured, 1.0, 0.0
 
 
 SCORERS: dict[str, Scorer] = {

@@ -7,6 +7,7 @@ Measured from the prefill's answer to the first token, per kind of way. What els
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from calinix.core.columns import Floats, Slots
 from calinix.core.pods import PodTable
@@ -17,6 +18,8 @@ START_S = (0.0, 5e-6, 1e-5, 2e-5)
 """Seconds per token before anything is measured: 320 KB a token at 64, 32 and 16 GB/s."""
 START_TOKENS = 200_000.0
 """How much measured traffic weighs as much as that."""
+MEASURED = 8
+"""So many transfers make a kind of way a measured one."""
 _KEEP = 0.99
 
 
@@ -26,12 +29,14 @@ class Transfers:
     def __init__(self) -> None:
         self._seconds = [pace * START_TOKENS for pace in START_S]
         self._tokens = [START_TOKENS] * len(START_S)
+        self._samples = [MEASURED, 0, 0, 0]
 
     def learn(self, kind: int, tokens: float, seconds: float) -> None:
         """The KV of so many tokens was there after so long."""
         if kind != SAME and tokens > 0.0 and seconds >= 0.0:
             self._seconds[kind] = _KEEP * self._seconds[kind] + seconds
             self._tokens[kind] = _KEEP * self._tokens[kind] + tokens
+            self._samples[kind] += 1
 
     def kind_pace(self, kind: int) -> float:
         """Seconds per token on a kind of way."""
@@ -51,10 +56,32 @@ class Transfers:
 
     def paces(self, table: PodTable, origin: int, slots: Slots) -> Floats:
         """Seconds per token from one slot to each of these."""
+        paces = np.array([self.kind_pace(kind) for kind in range(len(START_S))])
+        found: Floats = paces[self._kinds(table, origin, slots)]
+        return found
+
+    def nearness(self, table: PodTable, origin: int, slots: Slots) -> Floats | None:
+        """In [0, 1] per slot, by measured paces: 0 for the slowest of their ways, 1 for no time.
+
+        None where they are all alike, or one of their kinds is not measured yet.
+        """
+        kinds = self._kinds(table, origin, slots)
+        present = np.unique(kinds)
+        if len(present) < 2 or any(self._samples[kind] < MEASURED for kind in present):
+            return None
+        paces = np.array([self.kind_pace(kind) for kind in range(len(START_S))])
+        slowest = paces[present].max()
+        if slowest <= 0.0:
+            return None
+        found: Floats = 1.0 - paces[kinds] / slowest
+        return found
+
+    def _kinds(self, table: PodTable, origin: int, slots: Slots) -> npt.NDArray[np.intp]:
+        """How near each slot is."""
         places = np.asarray(slots)
-        found = np.full(len(places), self.kind_pace(FAR))
+        kinds = np.full(len(places), FAR, dtype=np.intp)
         for kind, column in ((ZONE, table.zones), (HOST, table.hosts), (SAME, table.urls)):
             code = column.item(origin)
             if code:
-                found[column[places] == code] = self.kind_pace(kind)
-        return found
+                kinds[column[places] == code] = kind
+        return kinds

@@ -336,7 +336,7 @@ class Flight:
         now = self.gateway.now()
         if not side.leg.bootstrap_path:
             self.prefill_usage = read_usage(body)
-            self.gateway.router.observe(PrefillDone(plan.lease_id), now)
+            self.gateway.router.observe(PrefillDone(plan.lease_id, side.leg.drained), now)
         try:
             legs = exchange.after(side.leg, LegAnswer(status=status, body=body))
         except ExchangeError as error:
