@@ -104,11 +104,12 @@ class PromptTokenizer:
         *,
         threads: int,
         cache_bytes: int,
-        budget_s: float = LOOP_BUDGET_S,
+        budget_s: float | None = None,
     ):
+        """`budget_s` in the place of LOOP_BUDGET_S."""
         self._tokenizer = tokenizer
         self._loop = loop
-        self._budget_s = budget_s
+        self._budget_s = LOOP_BUDGET_S if budget_s is None else budget_s
         self._memory = TokenMemory(cache_bytes)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="calinix-tokenize")
         self._max_jobs = threads * MAX_WAITING_PER_THREAD
