@@ -15,6 +15,8 @@ Ints = npt.NDArray[np.int32]
 OPEN = 0
 """Status of a request that has not ended."""
 _NAN = float("nan")
+FIRST_INTERVAL_S = 1.0
+"""Between two samples; it doubles whenever there are too many."""
 MAX_SAMPLES = 1024
 MAX_PREDICTIONS = 128
 
@@ -72,14 +74,13 @@ class Recorder:
         self.status = array("i")
         self.retries = array("b")
         self.streamed = array("b")
-        self.interval_s = 1.0
-        """Between two samples; doubles when there are too many."""
+        self._interval_s = FIRST_INTERVAL_S
         self._times_s: list[float] = []
         self._queues: list[array[float]] = []
         self._weights: list[array[float]] = []
         self.predicted: list[tuple[float, Floats]] = []
         self._next_prediction_s = 0.0
-        self._prediction_s = self.interval_s
+        self._prediction_s = FIRST_INTERVAL_S
 
     def arrived(self, now: float, prompt_tokens: int, output_tokens: int, *, streamed: bool) -> int:
         """A request comes; its number."""
@@ -96,13 +97,18 @@ class Recorder:
         self.streamed.append(streamed)
         return len(self.arrival_s) - 1
 
+    @property
+    def next_sample_s(self) -> float:
+        """When a sample is due, so that all that are kept are the same time apart."""
+        return self._times_s[-1] + self._interval_s if self._times_s else 0.0
+
     def sample(self, now: float, queue: list[int], weights: Floats) -> None:
         """The pods' queues and weights now."""
         self._times_s.append(now)
         self._queues.append(array("d", queue))
         self._weights.append(array("d", weights.tobytes()))
         if len(self._times_s) >= MAX_SAMPLES:
-            self.interval_s *= 2.0
+            self._interval_s *= 2.0
             del self._times_s[1::2], self._queues[1::2], self._weights[1::2]
 
     def predict(self, now: float, queues: Floats) -> None:
@@ -113,7 +119,7 @@ class Recorder:
         if len(self.predicted) >= MAX_PREDICTIONS:
             del self.predicted[1::2]
             self._prediction_s *= 2.0
-        self._next_prediction_s = now + self._prediction_s
+        self._next_prediction_s = self.predicted[-1][0] + self._prediction_s
 
     def requests(self, ideal_prefill_s: Floats) -> Requests:
         """The columns, as arrays."""

@@ -73,8 +73,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Single pods, or prefill and then decode pods."""
     load: float = 1.0
     """Times the workload's own rate; a trace's time is compressed by it."""
-    noise: float = 0.0
-    """Coefficient of variation of the pods' service times."""
+    noise: float = 0.2
+    """Coefficient of variation of the pods' service times, which no gateway knows."""
     streamed_share: float = 1.0
     """Share of the requests whose first token the gateway sees."""
     gateways: int = 1
@@ -116,6 +116,7 @@ _ALL = (
             answer=Length(mean=85.0),
             block_tokens=512,
         ),
+        noise=0.0,
         groups=(
             Group(
                 role="prefill",

@@ -72,29 +72,45 @@ def run(
     Raises msgspec.ValidationError for a strategy that nobody knows.
     """
     load = scenario.load if load is None else load
+    stage = build(scenario, strategy, seed, pods=pods)
+    cluster = stage.cluster
+    _Watch(stage, scenario.workload.requests, progress).look(None)
+    cluster.feed(scenario.workload.arrivals(random.Random(f"{seed}/arrivals"), load))
+    cluster.clock.run()
+    if progress is not None:
+        progress(1.0)
+    return _summary(scenario, strategy, seed, load, stage)
+
+
+class Stage(msgspec.Struct, frozen=True, eq=False):
+    """Pods and gateways before anything has been asked of them."""
+
+    cluster: Cluster
+    doors: list[Door]
+    config: dict[str, Any]
+
+
+def build(scenario: Scenario, strategy: str, seed: int, *, pods: int | None = None) -> Stage:
+    """The scenario's pods and gateways, its faults and the gateways' exchange on the clock."""
     described = scenario.pods(pods)
     baseline = BASELINES.get(strategy)
     block_tokens = scenario.workload.block_tokens
     name = strategy if baseline is None else "leastLoad"
     config = config_of(described, name, block_tokens, scenario.settings)
+    structs = converted(config)
     cluster = Cluster(described, scenario.noise, seed)
     cluster.streamed_share = scenario.streamed_share
-    structs = converted(config)
     doors: list[Door] = []
     for number in range(scenario.gateways):
         rng = random.Random(f"{seed}/gateway/{number}")
         recipes: Mapping[Role, Recipe] | None = None if baseline is None else baseline(cluster)
         router = Router(structs, rng, recipes)
-        door = Door(cluster, router, structs, rng, block_tokens, scenario.late_s)
-        cluster.gateways.append(door)
-        doors.append(door)
+        doors.append(Door(cluster, router, structs, rng, block_tokens, scenario.late_s))
+    cluster.gateways.extend(doors)
     plan(scenario.faults, cluster, doors)
     if len(doors) > 1 and scenario.sync_s > 0.0:
         _Exchange(doors, scenario.sync_s).plan(0.0)
-    _Watch(cluster, doors[0], scenario.workload.requests, progress).look(None)
-    cluster.feed(scenario.workload.arrivals(random.Random(f"{seed}/arrivals"), load))
-    cluster.clock.run()
-    return _summary(scenario, strategy, seed, load, config, cluster)
+    return Stage(cluster, doors, config)
 
 
 class _Exchange:
@@ -126,15 +142,9 @@ class _Exchange:
 class _Watch:
     """Takes samples and tells of progress."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        door: Door,
-        expected: int,
-        progress: Callable[[float], None] | None,
-    ):
-        self._cluster = cluster
-        self._door = door
+    def __init__(self, stage: Stage, expected: int, progress: Callable[[float], None] | None):
+        self._cluster = stage.cluster
+        self._door = stage.doors[0]
         self._expected = max(1, expected)
         self._progress = progress
 
@@ -157,24 +167,18 @@ class _Watch:
             recorder.predict(now, predicted)
         if self._progress is not None:
             self._progress(min(1.0, len(recorder.arrival_s) / self._expected))
-        cluster.clock.at(now + recorder.interval_s, self.look)
+        cluster.clock.at(recorder.next_sample_s, self.look)
 
 
-def _summary(
-    scenario: Scenario,
-    strategy: str,
-    seed: int,
-    load: float,
-    config: dict[str, Any],
-    cluster: Cluster,
-) -> Run:
+def _summary(scenario: Scenario, strategy: str, seed: int, load: float, stage: Stage) -> Run:
+    cluster = stage.cluster
     recorder, described = cluster.recorder, cluster.described
     return Run(
         scenario=scenario.name,
         strategy=strategy,
         seed=seed,
         load=load,
-        config=config,
+        config=stage.config,
         requests=recorder.requests(_ideal_prefill_s(described, recorder.prompt_tokens)),
         pods=tuple(
             PodSummary(id=pod.id, role=pod.role, speed=_speed(pod, described), work_done=work)
