@@ -81,6 +81,7 @@ class PodModel:
 
     @slow_factor.setter
     def slow_factor(self, factor: float) -> None:
+        """For a pod whose answers have their own pace; else see `slow_down`."""
         self._pace.slow_factor = factor
 
     def slow_down(self, factor: float, now: float) -> None:
