@@ -18,7 +18,8 @@ EACH = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 def written(source: str, conversation: list[dict[str, Any]] | None = None, **given: Any) -> str:
     """What a template makes of a conversation."""
-    template = ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: datetime(2026, 5, 1))  # noqa: DTZ001
+    day = datetime(2026, 5, 1)  # noqa: DTZ001  templates tell the local day
+    template = ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: day)
     return template.render(conversation or HELLO, given.pop("tools", None), given)
 
 

@@ -1,158 +1,30 @@
-"""Exact tokens in a gateway over real sockets: in time, late, checked against pods, distrusted."""
+"""Exact tokens in a gateway over real sockets: in time and late."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
-import threading
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-import structlog
 
-import hfkit
 import kit
-from calinix.app import App
-from calinix.core.prompt import Endpoint
-from calinix.edge.hf_folder import load_folder
 from calinix.edge.tokenizers import HfTokenizer
-from calinix.errors import ConfigError
-from fleets import gateway_of, merged
-from gatewaykit import (
-    CHAT,
-    QUIET,
-    Script,
-    Served,
-    admin,
-    answer,
-    body_of,
-    config_of,
-    metrics,
-    raw_pod,
-    total,
-    whole_answer,
+from fleets import gateway_of
+from gatewaykit import CHAT, Served, metrics, raw_pod, total, whole_answer
+from tokenkit import (
+    COMPLETIONS,
+    LONG,
+    Gate,
+    agreement,
+    ask,
+    chat,
+    checked,
+    ids,
+    of_tokens,
+    outcomes,
+    pod_with,
 )
-
-COMPLETIONS = "/v1/completions"
-LONG = "prefix cache, exactly. " * 40
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's tokenizer."""
-    return hfkit.make_folder(tmp_path_factory.mktemp("model"), "chatml")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> HfTokenizer:
-    """The same, as a pod has it."""
-    return HfTokenizer(load_folder(str(folder)))
-
-
-class Gate:
-    """Tokenising waits here while it is shut."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.open = threading.Event()
-        self.open.set()
-        self.waiting = 0
-        encode = HfTokenizer.encode
-
-        def wait(one: HfTokenizer, pieces: list[str]) -> list[bytes]:
-            self.waiting += 1
-            assert self.open.wait(30)
-            self.waiting -= 1
-            return encode(one, pieces)
-
-        monkeypatch.setattr(HfTokenizer, "encode", wait)
-        # Whatever has to be tokenised goes to a thread.
-        monkeypatch.setattr("calinix.edge.prompt_tokens.LOOP_BUDGET_S", 0.0)
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """A gate that is open, until a test shuts it."""
-    found = Gate(monkeypatch)
-    yield found
-    found.open.set()
-
-
-def pod_with(tokenizer: HfTokenizer, serve: Script = whole_answer) -> Script:
-    """A pod's script: /tokenize as an engine answers it, all else by `serve`."""
-
-    async def script(served: Served) -> None:
-        if not served.request.startswith(b"POST /tokenize "):
-            await serve(served)
-            return
-        body = body_of(served.request)
-        endpoint = Endpoint.CHAT if b"messages" in body else Endpoint.COMPLETIONS
-        ids = tokenizer.ids_of(endpoint, body)
-        tokens = list(array("I", ids or b""))
-        await served.say(answer(msgspec.json.encode({"count": len(tokens), "tokens": tokens})))
-
-    return script
-
-
-def of_tokens(folder: Path, pods: dict[str, Any], **tokenizing: Any) -> dict[str, Any]:
-    """A config for exact tokens."""
-    gateway = {"tokenizer": f"hf:{folder}", "tokenizing": tokenizing, "strategy": "cacheAware"}
-    return merged(config_of(**pods), {"gateway": gateway, "sessions": {"maxSessions": 0}})
-
-
-def chat(*texts: str, **more: Any) -> dict[str, Any]:
-    """A chat of users and assistants in turn."""
-    roles = ("user", "assistant") * len(texts)
-    messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
-    return {"model": "m", "messages": messages, **more}
-
-
-async def ask(app: App, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
-    """One request that is served; the decision about it."""
-    reply = await kit.http(app.server.port, "POST", path, body)
-    assert reply.status == 200, reply
-    request_id = reply.headers["x-calinix-request-id"]
-    found = await admin(app, f"/admin/decisions?request_id={request_id}")
-    decision: dict[str, Any] = found["decisions"][0]
-    return decision
-
-
-async def outcomes(app: App) -> dict[str, int]:
-    """Prompts by what became of their tokens; those that there are."""
-    name = "calinix_prompt_tokens_made_total"
-    found = await metrics(app)
-    counts = {
-        outcome: int(total(found, name, outcome=outcome))
-        for outcome in ("tokens", "waited", "late", "untold", "distrusted")
-    }
-    return {outcome: count for outcome, count in counts.items() if count}
-
-
-async def agreement(app: App, pod: str, kind: str) -> float | None:
-    """The gauge of a pod; None: it is not there."""
-    name, labels = "calinix_pod_tokens_agree", {"pod_id": pod, "kind": kind}
-    found = [v for (n, has), v in (await metrics(app)).items()
-             if n == name and labels.items() <= dict(has).items()]  # fmt: skip
-    return found[0] if found else None
-
-
-async def checked(app: App, *pods: str) -> None:
-    """Waits until these pods have been compared with."""
-    assert app.gateway.tokens is not None
-    verdicts = app.gateway.tokens.verdicts
-    await kit.until(lambda: verdicts.keys() >= set(pods), f"{pods} are checked")
-
-
-def ids(tokenizer: HfTokenizer, body: dict[str, Any]) -> bytes:
-    """A chat's ids."""
-    found = tokenizer.ids_of(Endpoint.CHAT, msgspec.json.encode(body))
-    assert found is not None
-    return found
-
 
 # --- in time -------------------------------------------------------------------------------------
 
@@ -379,156 +251,3 @@ def test_cache_bytes(folder: Path, tokenizer: HfTokenizer, cache_bytes: int, kee
             assert kept <= cache_bytes
 
     kit.run(main())
-
-
-# --- trust ---------------------------------------------------------------------------------------
-
-
-@kit.on_loop
-async def test_pods_with_other_tokens_are_not_believed(
-    folder: Path, tokenizer: HfTokenizer, tmp_path: Path
-) -> None:
-    """Prompts for models of a pod that differs go by their bytes, until it agrees again."""
-    other = HfTokenizer(load_folder(str(hfkit.make_folder(tmp_path, "chatml"))), template="{{ 1 }}")
-    now = [other]
-
-    async def turncoat(served: Served) -> None:
-        await pod_with(now[0])(served)
-
-    async with raw_pod(pod_with(tokenizer)) as good, raw_pod(turncoat) as bad:
-        pods = {
-            "good": {"url": good.url, "models": ["m", "both"]},
-            "bad": {"url": bad.url, "models": ["x", "both"]},
-        }
-        with structlog.testing.capture_logs() as logs:
-            async with gateway_of(of_tokens(folder, pods, checkMs=30)) as app:
-                await checked(app, "good", "bad")
-                assert await agreement(app, "bad", "chat") == 0
-                assert await agreement(app, "bad", "completions") == 1
-                for model, outcome in (
-                    ("m", "tokens"),
-                    ("x", "distrusted"),
-                    ("both", "distrusted"),
-                ):
-                    before = (await outcomes(app)).get(outcome, 0)
-                    await ask(app, {**chat(LONG), "model": model})
-                    assert (await outcomes(app))[outcome] == before + 1
-                await ask(app, {"model": "x", "prompt": LONG}, COMPLETIONS)
-                assert (await outcomes(app)) == {"tokens": 2, "distrusted": 2}
-                now[0] = tokenizer
-
-                async def agrees() -> bool:
-                    return await agreement(app, "bad", "chat") == 1
-
-                await kit.until(agrees, "it agrees again")
-                await ask(app, {**chat(LONG), "model": "x"})
-                assert (await outcomes(app))["tokens"] == 3
-        told = [line for line in logs if line["event"] == "tokens_differ"]
-        assert [line["pod"] for line in told] == ["bad"]
-        assert told[0]["log_level"] == "warning"
-        assert "token 0" in told[0]["where"]
-        assert {line["pod"] for line in logs if line["event"] == "tokens_agree"} == {"good", "bad"}
-
-
-@kit.on_loop
-async def test_a_pod_with_another_vocabulary(folder: Path, tmp_path: Path) -> None:
-    """Where the ids of plain texts differ, chats are not believed either."""
-    other = HfTokenizer(
-        load_folder(str(hfkit.make_folder(tmp_path, "llama"))), template=hfkit.CHATML
-    )
-    async with (
-        raw_pod(pod_with(other)) as pod,
-        gateway_of(of_tokens(folder, {"p": pod})) as app,
-    ):
-        await checked(app, "p")
-        await ask(app, chat(LONG))
-        await ask(app, {"model": "m", "prompt": LONG}, COMPLETIONS)
-        assert await outcomes(app) == {"distrusted": 2}
-        assert await agreement(app, "p", "completions") == 0
-
-
-@kit.on_loop
-async def test_pods_that_do_not_tell(folder: Path, tokenizer: HfTokenizer) -> None:
-    """A pod without /tokenize is believed to have these tokens, and that is said once."""
-
-    async def silent(served: Served) -> None:
-        if served.request.startswith(b"POST /tokenize "):
-            await served.say(answer(b'{"detail":"Not Found"}', status=b"404 Not Found"))
-        else:
-            await whole_answer(served)
-
-    with structlog.testing.capture_logs() as logs:
-        async with (
-            raw_pod(silent) as pod,
-            gateway_of(of_tokens(folder, {"p": pod}, checkMs=1)) as app,
-        ):
-            await checked(app, "p")
-            assert await agreement(app, "p", "chat") is None
-            await ask(app, chat(LONG))
-            assert await outcomes(app) == {"tokens": 1}
-    assert [line["pod"] for line in logs if line["event"] == "tokens_unchecked"] == ["p"]
-
-
-@kit.on_loop
-async def test_pods_that_are_not_up_yet(
-    folder: Path, tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pod is asked again until it answers; nonsense and 5xx are no verdict on its tokens."""
-    monkeypatch.setattr("calinix.edge.token_check._FIRST_RETRY_S", 0.01)
-    answers = [answer(b"{}", status=b"500 Oops"), answer(b"nonsense"), answer(b'{"tokens": "x"}')]
-
-    async def starting(served: Served) -> None:
-        if answers and served.request.startswith(b"POST /tokenize "):
-            await served.say(answers.pop(0))
-        else:
-            await pod_with(tokenizer)(served)
-
-    async with (
-        raw_pod(starting) as pod,
-        gateway_of(of_tokens(folder, {"p": {"url": pod.url, "apiKey": "secret"}})) as app,
-    ):
-        await checked(app, "p")
-        assert await agreement(app, "p", "chat") == 1
-        asked = [r for r in pod.requests if r.startswith(b"POST /tokenize ")]
-        assert all(b"authorization: Bearer secret\r\n" in request for request in asked)
-
-
-@kit.on_loop
-async def test_pods_that_come_and_go_are_checked(folder: Path, tokenizer: HfTokenizer) -> None:
-    """A removed pod's verdict goes with it; a new pod has its own."""
-    async with (
-        raw_pod(pod_with(tokenizer)) as one,
-        raw_pod(pod_with(tokenizer)) as two,
-        gateway_of(of_tokens(folder, {"one": one})) as app,
-    ):
-        await checked(app, "one")
-        upstreams = app.gateway.upstreams
-        pod = next(iter(upstreams)).pod
-        upstreams.remove("one")
-        assert app.gateway.tokens is not None
-        assert not app.gateway.tokens.verdicts
-        upstreams.add(msgspec.structs.replace(pod, id="two", url=two.url))
-        await checked(app, "two")
-        assert app.gateway.tokens.checks.trusts(Endpoint.CHAT, "m")
-
-
-# --- what cannot be ------------------------------------------------------------------------------
-
-
-@kit.on_loop
-async def test_a_folder_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
-    """A gateway does not start with a tokenizer that is none, and says which file it is."""
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json: not a tokenizer"):
-        async with gateway_of(merged(of_tokens(tmp_path, {"p": "http://127.0.0.1:1"}), QUIET)):
-            pass
-
-
-def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the libraries are missing, the error names what to install."""
-    for name in list(sys.modules):
-        if name.startswith(("calinix.edge.tokenizers", "calinix.edge.chat_template")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ConfigError, match=r"calinix\[hf\]"):
-        importlib.import_module("calinix.edge.tokenizers")
