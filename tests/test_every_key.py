@@ -22,6 +22,8 @@ TIMES = "gateway/test_gateway_timeouts.py"
 LIFE = "gateway/test_gateway_life.py"
 DRAWN = "properties/test_determinism.py"
 RELOAD = "gateway/test_reload.py"
+TOKENS = "tokens/test_tokenizers.py"
+EXACT = "tokens/test_gateway_tokens.py"
 PAIRS = "gateway/test_dispatch_protocols.py"
 
 PROOFS = {
@@ -60,6 +62,15 @@ PROOFS = {
     "gateway.strategy.imbalance.offset": f"{ROUTING}::test_imbalance",
     "gateway.defaultMode": "core/test_admission.py::test_without_a_wish_the_default_then_single",
     "gateway.tokenizer": f"{ROUTING}::test_tokenizer_and_block_size",
+    "gateway.tokenizing.chatTemplate": f"{TOKENS}::test_settings_of_the_engine",
+    "gateway.tokenizing.contentFormat": f"{TOKENS}::test_settings_of_the_engine",
+    "gateway.tokenizing.templateArguments": f"{TOKENS}::test_settings_of_the_engine",
+    "gateway.tokenizing.waitMs": f"{EXACT}::test_late_tokens_do_not_hold_up_a_request",
+    "gateway.tokenizing.threads": f"{EXACT}::test_threads",
+    "gateway.tokenizing.cacheBytes": f"{EXACT}::test_cache_bytes",
+    "gateway.tokenizing.checkMs": (
+        "tokens/test_token_trust.py::test_pods_with_other_tokens_are_not_believed"
+    ),
     "gateway.blockSize": f"{ROUTING}::test_tokenizer_and_block_size",
     "gateway.apiKeys": "gateway/test_gateway_auth.py::test_only_with_a_key",
     "gateway.forwardAuthorization": "gateway/test_gateway_auth.py::test_forward_authorization",
