@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from calinix.control import MpcSettings, MpcState, QueueMPC
+from calinix.control import MpcSettings, MpcState, QueueMPC, literal
 from calinix.control.literal import _Problem, literal_weights
 from calinix.control.model import Floats, objective
 from qp import random_state
@@ -55,6 +55,21 @@ def test_it_is_as_good_as_another_solver(pods: int) -> None:
                 options={"maxiter": 400},
             )
             assert problem.at(found)[0] <= 1.01 * other.fun
+
+
+def test_more_time_is_never_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search may go up for a while; what it gives is the best that it has seen."""
+    rng = np.random.default_rng(4)
+    settings = MpcSettings(mode="literal")
+    for _ in range(5):
+        state = random_state(rng, 6)
+        problem = _Problem(state, settings)
+        values = []
+        for iterations in range(25):
+            monkeypatch.setattr(literal, "ITERATIONS", iterations)
+            values.append(problem.at(literal_weights(state, settings, np.ones((10, 6))))[0])
+        assert values == sorted(values, reverse=True)
+        assert values[-1] < values[0]
 
 
 def test_its_scale_is_not_pinned() -> None:
