@@ -128,7 +128,7 @@ PROOFS = {
     "log.requests": "e2e/test_serve.py::test_one_line_for_each_request",
     "log.requestsFile": "gateway/test_gateway_admin.py::test_metrics_add_up",
     "log.journalFile": "e2e/test_journal.py::test_a_killed_gateway_leaves_a_journal",
-    "log.journalMaxBytes": "sim/test_journal_replay.py::test_a_journal_is_bounded",
+    "log.journalMaxBytes": "edge/test_journal_file.py::test_a_journal_is_bounded",
 }
 
 
