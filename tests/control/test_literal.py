@@ -1,14 +1,13 @@
-"""The literal form: a local minimum of its own objective, compared with another solver's."""
+"""The literal form: a local minimum of its own objective, and what it does differently."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
 from calinix.control import MpcSettings, MpcState, QueueMPC, literal
 from calinix.control.literal import _Problem, literal_weights
-from calinix.control.model import Floats, objective
+from calinix.control.model import objective
 from qp import random_state
 
 
@@ -29,32 +28,24 @@ def test_value_and_gradient() -> None:
 
 
 @pytest.mark.parametrize("pods", [2, 8, 20])
-def test_it_is_as_good_as_another_solver(pods: int) -> None:
-    """L-BFGS-B from the same start finds nothing better than by a hundredth; all in the bounds."""
+def test_it_is_a_local_minimum(pods: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given time nothing pulls at a weight that is free to move; as it is, it is close to that."""
     rng = np.random.default_rng(pods)
     for horizon in (5, 20):
         settings = MpcSettings(horizon=horizon, mode="literal")
-        shape = (horizon, pods)
-        for _ in range(2):
+        for _ in range(3):
             state = random_state(rng, pods)
-            start = np.ones(shape)
+            start = np.ones((horizon, pods))
             found = literal_weights(state, settings, start)
             assert 0.1 <= found.min() <= found.max() <= 3.0
+            with monkeypatch.context() as patient:
+                patient.setattr(literal, "ITERATIONS", 5000)
+                arrived = literal_weights(state, settings, found)
             problem = _Problem(state, settings)
-
-            def both(flat: Floats, problem: _Problem = problem) -> tuple[float, Floats]:
-                at, slope = problem.at(flat.reshape(shape))  # noqa: B023
-                return at, slope.ravel()
-
-            other = minimize(
-                both,
-                start.ravel(),
-                jac=True,
-                method="L-BFGS-B",
-                bounds=[(0.1, 3.0)] * start.size,
-                options={"maxiter": 400},
-            )
-            assert problem.at(found)[0] <= 1.01 * other.fun
+            least, slope = problem.at(arrived)
+            assert np.abs(np.clip(arrived - slope, 0.1, 3.0) - arrived).max() < 1e-4
+            assert least <= problem.at(found)[0] <= 1.01 * least
+            assert problem.at(found)[0] < problem.at(start)[0]
 
 
 def test_more_time_is_never_worse(monkeypatch: pytest.MonkeyPatch) -> None:
