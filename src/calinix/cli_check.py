@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.syntax import Syntax
 
+from calinix.cli_tokens import token_notes
 from calinix.config import Config, expanded, json_schema, load_config
 from calinix.core.kv import COMPILED
 from calinix.edge.kv_feed import clears_only
@@ -38,13 +39,14 @@ def check(
         return
     try:
         loaded = load_config(config)
+        further = token_notes(loaded)
     except ConfigError as error:
         for problem in error.problems:
             typer.secho(problem, err=True, fg="red" if sys.stderr.isatty() else None)
         raise typer.Exit(2) from None
     _show(expanded(loaded).rstrip("\n"), "yaml")
     interpreted = (proxy.__file__ or "").endswith(".py")
-    for note in notes(loaded, compiled=COMPILED, interpreted=interpreted):
+    for note in notes(loaded, compiled=COMPILED, interpreted=interpreted) + further:
         typer.secho(f"note: {note}", err=True, fg="yellow" if sys.stderr.isatty() else None)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from calinix.cli_tokens import IdsOf, exact_ids
 from calinix.config import load_config
 from calinix.core.events import Finished, ProbeSucceeded
 from calinix.core.prompt import Endpoint, read_body
@@ -51,11 +52,12 @@ def explain(
     router = Router(loaded, random.Random(0 if seed is None else seed))
     for pod in router.pods():
         router.observe(ProbeSucceeded(pod.id), 0.0)
+    ids_of = exact_ids(loaded)
     for number, body in enumerate(after or []):
-        plan = _route(router, body, f"after-{number + 1}", endpoint, mode, session)
+        plan = _route(router, body, f"after-{number + 1}", endpoint, mode, session, ids_of)
         if isinstance(plan, RoutePlan):
             router.observe(Finished(plan.lease_id, 200), 0.0)
-    outcome = _route(router, request, "explained", endpoint, mode, session)
+    outcome = _route(router, request, "explained", endpoint, mode, session, ids_of)
     if isinstance(outcome, Refusal):
         typer.secho(f"refused ({outcome.reason.value}): {outcome.message}", err=True)
         raise typer.Exit(1)
@@ -73,6 +75,7 @@ def _route(
     endpoint: Endpoint,
     mode: Mode | None,
     session: str | None,
+    ids_of: IdsOf | None = None,
 ) -> RoutePlan | Refusal:
     try:
         raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
@@ -81,14 +84,15 @@ def _route(
         raise typer.BadParameter(f"{path}: {error.strerror}") from None
     except BadRequest as error:
         raise typer.BadParameter(f"{path}: {error.message}") from None
+    ids = None if ids_of is None or body.prompt_is_tokens else ids_of(endpoint, raw)
     return router.route(
         RouteRequest(
             request_id=request_id,
             mode=mode,
             work=endpoint.work,
             model=body.model,
-            prompt=body.prompt,
-            prompt_is_tokens=body.prompt_is_tokens,
+            prompt=body.prompt if ids is None else ids,
+            prompt_is_tokens=body.prompt_is_tokens or ids is not None,
             other_bytes=body.other_bytes,
             tenant=body.cache_salt,
             session_key=session or body.session_key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import structlog
 
 import hfkit
 import kit
+from calinix.cli_tokens import token_notes
+from calinix.config import parse_config
 from calinix.core.prompt import Endpoint
 from calinix.edge.hf_folder import load_folder
 from calinix.edge.tokenizers import HfTokenizer
@@ -181,3 +184,41 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ConfigError, match=r"calinix\[hf\]"):
         importlib.import_module("calinix.edge.tokenizers")
+
+
+def test_check_loads_the_tokenizer(folder: Path, tmp_path: Path) -> None:
+    """`calinix check` says what is wrong in a folder, or what to know of it."""
+    pods = "upstreams: {single: {pods: [{id: p, url: 'http://p:1'}]}}\n"
+
+    def found(tokenizer: str, more: str = "") -> list[str]:
+        return token_notes(parse_config(f"gateway: {{tokenizer: {tokenizer}{more}}}\n" + pods))
+
+    assert found(f"hf:{folder}") == []
+    assert found("bytes") == []
+    assert "no effect" in found("bytes", ", tokenizing: {threads: 3}")[0]
+    other = hfkit.make_folder(tmp_path, "chatml")
+    (other / "chat_template.jinja").write_text("{{ messages[0].content }}", "utf-8")
+    assert "from the start" in found(f"hf:{other}")[0]
+    (other / "chat_template.jinja").unlink()
+    assert "no chat template" in found(f"hf:{other}")[0]
+    (other / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not a tokenizer"):
+        found(f"hf:{other}")
+
+
+def test_explain_goes_by_tokens(folder: Path, tokenizer: HfTokenizer, tmp_path: Path) -> None:
+    """`calinix explain` routes by the engine's tokens, as the gateway would."""
+    (tmp_path / "config.yaml").write_text(
+        f"gateway: {{tokenizer: 'hf:{folder}'}}\n"
+        "upstreams: {single: {pods: [{id: p, url: 'http://p:1'}]}}\n"
+    )
+    body = msgspec.json.encode(chat(LONG))
+    (tmp_path / "body.json").write_bytes(body)
+    output = subprocess.run(
+        [kit.CALINIX, "explain", "body.json", "--after", "body.json", "--json"],
+        cwd=tmp_path, capture_output=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    decision = msgspec.json.decode(output)
+    tokens = len(tokenizer.ids_of(Endpoint.CHAT, body) or b"") // 4
+    assert decision["prompt"]["tokens"] == tokens
+    assert decision["predicted"]["cachedTokens"] == (tokens - 1) // 16 * 16
