@@ -22,6 +22,7 @@ TIMES = "gateway/test_gateway_timeouts.py"
 LIFE = "gateway/test_gateway_life.py"
 DRAWN = "properties/test_determinism.py"
 RELOAD = "gateway/test_reload.py"
+KV = "gateway/test_kv_gateway.py"
 TOKENS = "tokens/test_tokenizers.py"
 EXACT = "tokens/test_gateway_tokens.py"
 PAIRS = "gateway/test_dispatch_protocols.py"
@@ -38,6 +39,11 @@ PROOFS = {
     "pods.models": f"{RELOAD}::test_settings_of_a_pod",
     "pods.model": "gateway/test_gateway_queue.py::test_nobody_waits_behind_another_model",
     "pods.kvCapacityTokens": "core/test_prepare.py::test_a_mirror_is_as_large_as_the_pods_kv_cache",
+    "pods.kvEvents.endpoint": f"{KV}::test_what_others_sent_to_a_pod_is_known",
+    "pods.kvEvents.replayEndpoint": f"{KV}::test_lost_events_are_asked_for_again",
+    "pods.kvEvents.ranks": "edge/test_kv_feed.py::test_ranks_count_up_from_the_ports",
+    "pods.kvEvents.topic": f"{KV}::test_a_bound_endpoint_for_many_pods",
+    "pods.kvEvents.baseModel": f"{KV}::test_the_base_model_is_asked_for_or_configured",
     "upstreams.single.mode": f"{EFFECTS}::test_what_a_file_says_of_itself",
     "pods.bootstrapPort": f"{PAIRS}::test_bootstrap_host_and_port_of_the_config",
     "pods.bootstrapHost": f"{PAIRS}::test_bootstrap_host_and_port_of_the_config",
@@ -118,6 +124,9 @@ PROOFS = {
     "cacheRegistry.tokenBlockSize": (
         "core/test_prepare.py::test_token_ids_have_a_block_size_of_their_own"
     ),
+    "kvEvents.bind": f"{KV}::test_a_bound_endpoint_for_many_pods",
+    "kvEvents.apply": f"{KV}::test_with_a_text_tokenizer_events_can_only_clear",
+    "kvEvents.checkMs": f"{KV}::test_a_restarted_pod_is_cold_at_once",
     "sessions.maxSessions": f"{ROUTING}::test_sessions",
     "sessions.ttlMs": f"{ROUTING}::test_sessions",
     "admin.enabled": "gateway/test_gateway_admin.py::test_without_an_admin_port",

@@ -156,6 +156,16 @@ def ports_differ(draft: Draft) -> Iterator[Fault]:
         yield where, f"expected two ports, found {port} for both gateway.port and admin.port"
 
 
+def _no_ports(endpoint: str, ranks: int) -> str:
+    """What is wrong with the ports that data parallel ranks have at an endpoint; '' is nothing."""
+    if endpoint.startswith("ipc:"):
+        return f"expected tcp for ranks, found {quoted(endpoint)}" if ranks > 1 else ""
+    port = int(endpoint.rpartition(":")[2])
+    if port + ranks - 1 > 65535 or (port == 0 and ranks > 1):
+        return f"expected ports up to 65535 for {ranks} ranks, found {quoted(endpoint)}"
+    return ""
+
+
 def kv_events_have_an_address(draft: Draft) -> Iterator[Fault]:
     """Replays are only asked of a pod that is listened to; ranks are counted up from a port."""
     bind = draft.get("kvEvents.bind")
@@ -171,10 +181,13 @@ def kv_events_have_an_address(draft: Draft) -> Iterator[Fault]:
                     f"{path}.kvEvents.replayEndpoint",
                     "expected an endpoint beside it, or kvEvents.bind, found neither",
                 )
-            for name in (endpoint or bind, replays):
-                if isinstance(ranks, int) and ranks > 1 and str(name).startswith("ipc:"):
-                    fault = f"expected tcp for ranks, found {quoted(str(name))}"
-                    yield f"{path}.kvEvents.ranks", fault
+            if not isinstance(ranks, int):
+                continue
+            for key, name in (("endpoint", endpoint), ("replayEndpoint", replays)):
+                if isinstance(name, str) and (fault := _no_ports(name, ranks)):
+                    yield f"{path}.kvEvents.{key}", fault
+            if isinstance(bind, str) and endpoint is None and (fault := _no_ports(bind, ranks)):
+                yield "kvEvents.bind", fault
 
 
 def tokens_can_be_made(draft: Draft) -> Iterator[Fault]:

@@ -84,7 +84,7 @@ class State:
             gateway.block_size,
             cache.enabled,
             cache.token_block_size,
-            hf_path(gateway.tokenizer) is not None,
+            hf_path(gateway.tokenizer) is not None or config.kv_events.apply == "blocks",
         )
         self.registry = PrefixRegistry(cache.max_pods, cache.shards_count)
         self.kv_capacity_tokens = cache.kv_capacity_tokens

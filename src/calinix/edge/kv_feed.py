@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from calinix.config import Config, PodConfig
+from calinix.config.tokens import hf_path
 from calinix.core.events import Event
 from calinix.edge.http_client import FetchError, PodClient, fetch
 from calinix.edge.kv_lines import Places, ReplayLine
@@ -164,8 +165,13 @@ class KvFeed:
             for inlet in self._bound:
                 self._sockets.close(inlet)
             self._bound.clear()
-            self._sockets.end()
             self._sockets = None
+
+    @property
+    def bound(self) -> list[str]:
+        """Where pods may publish, by rank, with real ports."""
+        sockets = self._sockets
+        return [] if sockets is None else [sockets.address(inlet) for inlet in self._bound]
 
     def views(self) -> dict[str, KvView]:
         """What the events of each pod have brought, by pod id."""
@@ -341,7 +347,7 @@ def clears_only(config: Config) -> bool:
     """Whether events may only say that a cache is empty: blocks of text are not the engine's."""
     apply = config.kv_events.apply
     if apply == "auto":
-        return not str(config.gateway.tokenizer).startswith("hf:")
+        return hf_path(config.gateway.tokenizer) is None
     return apply == "clears"
 
 

@@ -30,6 +30,7 @@ BURST = 16
 MAX_MESSAGE_BYTES = 8 << 20
 LIVE_MESSAGES = 1000
 """That wait here, per publisher; more wait at the publisher."""
+MAX_SOCKETS = 8192
 PUBLISHED_MESSAGES = 100_000
 REPLAYED_MESSAGES = 12_000
 """That may wait here: publishers keep 10,000, and drop what finds no room."""
@@ -84,8 +85,7 @@ class Sockets:
             raise ConfigError(["kvEvents needs pyzmq: pip install 'calinix[events]'"])
         self._loop = loop
         self._clock = clock
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 8192)
+        self._context = _shared_context()
         self._ready: deque[Inlet] = deque()
         self._turn_asked = False
 
@@ -151,11 +151,6 @@ class Sockets:
         self._loop.remove_reader(inlet.socket.fileno())
         inlet.socket.close(linger=0)
         inlet.deliver = _drop
-
-    def end(self) -> None:
-        """Closes the rest. All inlets have to be closed."""
-        self._ready.clear()
-        self._context.destroy(linger=0)
 
     def wake(self, inlet: Inlet) -> None:
         """Something may have come."""
@@ -223,7 +218,8 @@ class Sockets:
         socket.set(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
         socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         socket.set(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-        socket.set(zmq.IPV6, 1)
+        # A socket bound with it names even IPv4 addresses as if they were of the sixth version.
+        socket.set(zmq.IPV6, int(not bind or "[" in endpoint))
         try:
             if bind:
                 socket.bind(endpoint)
@@ -233,6 +229,13 @@ class Sockets:
             socket.close(linger=0)
             verb = "bind" if bind else "connect to"
             raise ConfigError([f"kvEvents: cannot {verb} {endpoint}: {error}"]) from error
+
+
+def _shared_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """The process's one context. It is never ended: that would wait for whoever forgot a socket."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    return context
 
 
 def reachable(socket: zmq.Socket[bytes]) -> str:

@@ -91,7 +91,6 @@ class KvPublisher:
                 self._sockets.close(self._router)
             if self._publisher is not None:
                 self._publisher.close()
-            self._sockets.end()
         self._sockets = self._publisher = self._router = self._loop = None
 
     def note(self, chain: Sequence[int], tokens: list[int], model: str, salt: str) -> None:
