@@ -78,8 +78,9 @@ def test_mooncake_legs_are_the_golden_ones(tag: str) -> None:
     )
     assert draws.all_used()
     assert exchange.after(legs[0], LegAnswer(200, b'{"kv_transfer_params":null}')) == ()
-    with pytest.raises(ExchangeError):
-        exchange.after(legs[1], LegAnswer(200, b"{}"))
+    for leg, body in ((legs[1], b"{}"), (legs[0], b"<html>"), (legs[0], b"[]")):
+        with pytest.raises(ExchangeError):
+            exchange.after(leg, LegAnswer(200, body))
 
 
 def test_the_query_is_asked_once_in_a_pods_life() -> None:
@@ -133,7 +134,10 @@ def test_sglang_legs_are_the_golden_ones(tag: str) -> None:
     assert decode == Leg("decode", case["both"].encode(), True)
     assert prefill.body is decode.body
     assert draws.all_used()
-    assert exchange.after(prefill, LegAnswer(200, b"whatever")) == ()
+    for whole in (b'{"choices":[]}\n', b'data: {"choices":[]}\n\ndata: [DONE]\n\n'):
+        assert exchange.after(prefill, LegAnswer(200, whole)) == ()
+    with pytest.raises(ExchangeError, match="none of an engine"):
+        exchange.after(prefill, LegAnswer(200, b"<html>"))
     with pytest.raises(ExchangeError):
         exchange.after(decode, LegAnswer(200, b""))
 

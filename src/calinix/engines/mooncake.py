@@ -24,7 +24,7 @@ from calinix.engines.base import (
     encode_members,
     with_members,
 )
-from calinix.engines.plain import PARAMS_FIELD, make_prefill
+from calinix.engines.plain import PARAMS_FIELD, make_prefill, transfer_params
 from calinix.errors import CalinixError
 
 DEFAULT_BOOTSTRAP_PORT = 8998
@@ -102,6 +102,9 @@ class MooncakeExchange:
             return self._legs()
         if leg.role != "prefill":
             raise ExchangeError(f"nothing follows the {leg.role} leg")
+        # Nothing in it is needed. But a pod that says something else has prefilled nothing, and
+        # its decode pod would wait for long.
+        transfer_params(answer)
         return ()
 
     def _legs(self) -> tuple[Leg, Leg]:

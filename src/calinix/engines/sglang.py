@@ -29,6 +29,8 @@ from calinix.engines.base import (
 from calinix.errors import BadRequest, CalinixError
 
 ROOM_BITS = 63
+_ENDS = (b"}", b"data: [DONE]")
+"""Of a JSON object, and of a stream."""
 HOST_FIELD, PORT_FIELD, ROOM_FIELD = "bootstrap_host", "bootstrap_port", "bootstrap_room"
 
 
@@ -73,10 +75,16 @@ class SglangExchange:
         """Both legs."""
         return self._legs
 
-    def after(self, leg: Leg, answer: LegAnswer) -> tuple[Leg, ...]:  # noqa: ARG002
-        """Nothing follows. Raises ExchangeError for a leg that is none of its own."""
+    def after(self, leg: Leg, answer: LegAnswer) -> tuple[Leg, ...]:
+        """Nothing follows; of the answer the end is enough.
+
+        Raises ExchangeError for a leg that is none of its own, and for what no engine says: a pod
+        that says it has prefilled nothing, and its decode pod would wait for long.
+        """
         if leg is not self._legs[0]:
             raise ExchangeError(f"nothing follows the {leg.role} leg")
+        if not answer.body.rstrip().endswith(_ENDS):
+            raise ExchangeError("the prefill pod's answer is none of an engine")
         return ()
 
 

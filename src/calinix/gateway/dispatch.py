@@ -71,8 +71,7 @@ class Dispatch:
 
     def engine_of(self, pod_id: str) -> dict[str, str | None]:
         """For people: what a pod said that it is; null where it was not asked, or not yet."""
-        upstream = self._upstreams[pod_id] if pod_id in self._upstreams else None
-        identity = None if upstream is None else upstream.identity
+        identity = self._upstreams[pod_id].identity if pod_id in self._upstreams else None
         if identity is None:
             return {"engine": None, "engineVersion": None}
         return {"engine": identity.engine, "engineVersion": identity.version}

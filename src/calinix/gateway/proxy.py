@@ -333,16 +333,17 @@ class Flight:
             self._side_refused(side, status, body)
             return
         self._drop(side)
+        try:
+            legs = exchange.after(side.leg, LegAnswer(status=status, body=body))
+        except ExchangeError as error:
+            if not self._is_settled():
+                self._lose("prefill", Failure.CLOSED, status)
+                self._fail(errors.BadGateway(str(error)))
+            return
         now = self.gateway.now()
         if not side.leg.bootstrap_path:
             self.prefill_usage = read_usage(body)
             self.gateway.router.observe(PrefillDone(plan.lease_id, side.leg.drained), now)
-        try:
-            legs = exchange.after(side.leg, LegAnswer(status=status, body=body))
-        except ExchangeError as error:
-            self._lose("prefill", Failure.CLOSED, status)
-            self._fail(errors.BadGateway(str(error)))
-            return
         for leg in legs:
             self._send(leg, now)
 
