@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from calinix.config import Mode
 from calinix.core import bitmap
 from calinix.core.choice import Choice
@@ -13,8 +15,8 @@ MODE_ROLES: dict[Mode, tuple[Role, ...]] = {
     "single": ("single",),
     "dispatch": ("prefill", "decode"),
 }
-_MAX_NAMED = 8
-_MAX_MODES = 1024
+_MAX_NAMED: Final = 8
+_MAX_MODES: Final = 1024
 
 
 def resolve(state: State, request: RouteRequest) -> Mode | Refusal:

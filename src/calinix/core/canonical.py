@@ -12,7 +12,7 @@ fills some blocks, as it does in an engine, whether blocks are made of bytes or 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -30,11 +30,11 @@ from calinix.core.bodies import (
 from calinix.core.hashing import Piece
 from calinix.core.kv import join, lift
 
-_MESSAGE = b"\xff"
-_FIELD = b"\xfe"
-_TEXT = b"\xfet"
-_TOOLS = b"\xff\xfeT"
-_MEDIA_WORDS = 32
+_MESSAGE: Final = b"\xff"
+_FIELD: Final = b"\xfe"
+_TEXT: Final = b"\xfet"
+_TOOLS: Final = b"\xff\xfeT"
+_MEDIA_WORDS: Final = 32
 
 # The head of a message whose first field is its text, for the roles that there are.
 _HEADS = {
@@ -54,14 +54,14 @@ _MEDIA_TYPES = frozenset(
 )  # fmt: skip
 _OTHER_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "refusal"})
 _ITEM_TYPES = frozenset({None, "message", "function_call", "function_call_output", "reasoning"})
-_MAX_DEPTH = 8
+_MAX_DEPTH: Final = 8
 
 
-LIFT_FROM_BYTES = 4096
+LIFT_FROM_BYTES: Final = 4096
 """Of shorter bodies no texts are lifted: there is nothing to gain."""
-LIFT_BYTES = 1024
+LIFT_BYTES: Final = 1024
 """A text as long as this is lifted."""
-_LIFT_STRINGS = 64
+_LIFT_STRINGS: Final = 64
 """Behind so many short strings no text is looked for any more."""
 # Nobody outside of this process knows it; a client who did could only spoil its own key.
 _MARK = f"\ue000{hash('calinix.core.canonical') & 0xFFFFFFFFFFFFFFFF:016x}:"

@@ -11,19 +11,20 @@ Health never touches load: the columns of the ledger belong to leases alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from calinix.config import Health
 from calinix.core import bitmap
 from calinix.core.bitmap import HostBitmap
 
-COOL_S = 0.5
+COOL_S: Final = 0.5
 """First pause of a pod that answered 429 or 503; it doubles with each further refusal."""
-COOL_LEVELS = 4
-COOL_DECAY_S = 4.0
+COOL_LEVELS: Final = 4
+COOL_DECAY_S: Final = 4.0
 """Without a refusal, one doubling is taken back after this."""
-SILENT_INTERVALS = 3
+SILENT_INTERVALS: Final = 3
 """A pod is silent when nothing was heard for this many probe intervals and a time-out."""
-NEVER = float("inf")
+NEVER: Final = float("inf")
 
 
 class PodHealth:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from calinix.core.prepare import Prompt
     from calinix.core.sessions import Session
 
-_MAX_STALE_RELEASES = 1024
-_MAX_WAITING = 4096
+_MAX_STALE_RELEASES: Final = 1024
+_MAX_WAITING: Final = 4096
 """Requests of a pod that are remembered in the order in which it prefills them."""
 
 
@@ -127,6 +127,8 @@ class Ledger:
         """When `release_due` has something to do."""
         self._holders = [0] * table.max_pods
         self._waiting: list[deque[Lease] | None] = [None] * table.max_pods
+        self._heads = [0] * table.max_pods
+        """By slot: id of the lease whose prefill is believed to run; 0: none."""
         self.unseen: dict[int, tuple[float, float]] = {}
         """Slot -> (effort, since): prefills that ended unseen since the pod's last first token."""
         self.loads = Loads(table.max_pods)
@@ -198,19 +200,28 @@ class Ledger:
                 self.recheck(prefill.slot)
             slot = prefill.slot
         if effort:
-            self._line_up(slot, lease)
+            self._line_up(slot, lease, now)
         return lease
 
-    def _line_up(self, slot: int, lease: Lease) -> None:
+    def _line_up(self, slot: int, lease: Lease, now: float) -> None:
         waiting = self._waiting[slot]
         if waiting is None:
             waiting = self._waiting[slot] = deque(maxlen=_MAX_WAITING)
         while waiting and not waiting[0].effort_held:
             waiting.popleft()
         waiting.append(lease)
-        if self.unseen and self.loads.work[slot] == lease.effort:
-            # Nothing waited: time in which a pod had nothing to do says nothing of its speed.
-            self.unseen.pop(slot, None)
+        if not self._heads[slot]:
+            self._next_head(slot, now)
+            if self.unseen:
+                # Time in which a pod had nothing to do says nothing of its speed.
+                self.unseen.pop(slot, None)
+
+    def _next_head(self, slot: int, now: float) -> None:
+        """From now on the pod is believed to prefill the oldest of its requests."""
+        head = self.oldest(slot)
+        self._heads[slot] = 0 if head is None else head.id
+        self.loads.head[slot] = 0.0 if head is None else head.effort
+        self.loads.since[slot] = now
 
     def oldest(self, slot: int) -> Lease | None:
         """The request that the pod has had longest without its first token."""
@@ -219,13 +230,15 @@ class Ledger:
             waiting.popleft()
         return waiting[0] if waiting else None
 
-    def pass_line(self, slot: int, lease: Lease) -> None:
+    def pass_line(self, slot: int, lease: Lease, now: float) -> None:
         """The pod has prefilled `lease`, so also what it got before and does not tell of."""
         waiting = self._waiting[slot]
         while waiting and waiting[0].id <= lease.id:
             earlier = waiting.popleft()
             if earlier.hidden and earlier.effort_held:
-                self.release_prefill(earlier)
+                self.release_prefill(earlier, now)
+        if 0 < self._heads[slot] <= lease.id:
+            self._next_head(slot, now)
 
     def hide(self, lease: Lease, due_s: float) -> None:
         """Its first token will not be seen: it is believed there at `due_s` at the latest."""
@@ -237,7 +250,7 @@ class Ledger:
         effort, since_s = self.unseen.pop(slot, (0.0, dispatched_s))
         return effort, since_s if since_s < dispatched_s else dispatched_s  # noqa: FURB136
 
-    def release_prefill(self, lease: Lease) -> None:
+    def release_prefill(self, lease: Lease, now: float = 0.0) -> None:
         """The prompt is prefilled: that part goes back. Harmless the second time."""
         tokens, prefill, effort = lease.prefill_tokens, lease.prefill, lease.effort_held
         if prefill is None:
@@ -247,12 +260,16 @@ class Ledger:
                 self.loads.give_prefill(slot, tokens, False, effort)
                 if lease.hidden:
                     self._end_unseen(slot, lease)
+                if self._heads[slot] == lease.id:
+                    self._next_head(slot, now)
         elif tokens or effort or lease.prefill_held:
             slot, held = prefill.slot, lease.prefill_held
             lease.prefill_tokens = lease.effort_held = 0.0
             lease.prefill_held = False
             if self.loads.give_prefill(slot, tokens, held, effort):
                 self.recheck(slot)
+            if self._heads[slot] == lease.id:
+                self._next_head(slot, now)
 
     def _end_unseen(self, slot: int, lease: Lease) -> None:
         done, since_s = self.unseen.get(slot, (0.0, lease.opened_s))
@@ -275,9 +292,11 @@ class Ledger:
                 lease.prefill_tokens = lease.effort_held = 0.0
                 if lease.hidden and not is_lost:
                     self._end_unseen(slot, lease)
+                if self._heads[slot] == lease.id:
+                    self._next_head(slot, now)
         else:
             self._holders[prefill.slot] -= 1
-            self.release_prefill(lease)
+            self.release_prefill(lease, now)
         output, context = lease.decode_tokens, lease.context
         if self.loads.give(slot, tokens, output, effort, context, now, not is_lost):
             self.recheck(slot)
@@ -297,7 +316,7 @@ class Ledger:
         while limit and releases and releases[0][0] <= now:
             lease = self.leases.get(heapq.heappop(releases)[1])
             if lease is not None:
-                self.release_prefill(lease)
+                self.release_prefill(lease, now)
             limit -= 1
         self.next_release_s = releases[0][0] if releases else float("inf")
 

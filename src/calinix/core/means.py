@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from calinix.core.pods import Role
 
-START_PROMPT_TOKENS = 256.0
-START_OUTPUT_TOKENS = 128.0
-_NEW = 0.05
+START_PROMPT_TOKENS: Final = 256.0
+START_OUTPUT_TOKENS: Final = 128.0
+_NEW: Final = 0.05
 
 
 class RequestMeans:

@@ -7,6 +7,7 @@ To add one: write the function, and its line in PICKERS.
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 import numpy as np
 
@@ -25,9 +26,9 @@ from calinix.core.state import State
 
 NEAR_S, NEAR_SHARE = 0.001, 0.02
 """Costs that differ by less than these, together, tie: measured paces are not more exact."""
-BLIND = 0.4
+BLIND: Final = 0.4
 """Unseen requests per pod, on average, from which on the others' load is not to be compared by."""
-LITTLE_OVERLAP = 0.1
+LITTLE_OVERLAP: Final = 0.1
 """Best share of a prompt that any pod holds, up to which there is nothing to lose by a turn."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from calinix.errors import ConfigError
 Role = Literal["single", "prefill", "decode"]
 ROLES: tuple[Role, ...] = ("single", "prefill", "decode")
 
-_MAX_SLOT_SETS = 1024
+_MAX_SLOT_SETS: Final = 1024
 
 
 class Pod:

@@ -6,7 +6,7 @@ from the usage that engines report.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from calinix.core.kv import Chain, hash_bytes, hash_words, seed_of
 from calinix.core.requests import RouteRequest, Work
@@ -15,23 +15,23 @@ Tokenizer = Literal["bytes", "words"]
 
 BLOCK_UNITS: dict[Tokenizer, int] = {"bytes": 128, "words": 32}
 """Default units per block."""
-STEADY_BLOCKS = 64
+STEADY_BLOCKS: Final = 64
 """Blocks of a text before they grow with depth: none is wider than 1/32 of what it ends.
 
 A long prompt then costs few blocks (32 KB are 128 instead of 256, 128 KB 192 instead of 1024),
 and the part of a hit that is lost to the last, partial block stays below 3 %.
 """
-TOKEN_BLOCK = 16
+TOKEN_BLOCK: Final = 16
 """Default token ids per block."""
 START_UNITS = {"bytes": 4.0, "words": 0.75}
 """Units per engine token before anything is learned."""
 
-_KEEP = 0.97
-_PRIOR_TOKENS = 512.0
-_MIN_WORD_BLOCKS = 4
+_KEEP: Final = 0.97
+_PRIOR_TOKENS: Final = 512.0
+_MIN_WORD_BLOCKS: Final = 4
 """Shorter ones are not learned from: their words are only known to half a block."""
-_MAX_NAMESPACES = 4096
-_MAX_RATIOS = 1024
+_MAX_NAMESPACES: Final = 4096
+_MAX_RATIOS: Final = 1024
 _EMPTY = Chain.of(())
 # An enum's member is slow to get at through its class.
 _GENERATE, _POOLING = Work.GENERATE, Work.POOLING

@@ -11,7 +11,7 @@ import re
 import sys
 from array import array
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -76,12 +76,12 @@ _T = TypeVar("_T", bound=Body)
 
 _PATH = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 # What may stand before the first brace of JSON in any of the encodings that engines guess.
-_BEFORE_JSON = b" \t\r\n\x00\xff\xfe\xef\xbb\xbf"
+_BEFORE_JSON: Final = b" \t\r\n\x00\xff\xfe\xef\xbb\xbf"
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-COUNTED_BYTES = 1 << 20
+COUNTED_BYTES: Final = 1 << 20
 """Longer JSON bodies are counted through before they are decoded."""
-MAX_CONTAINERS = 262_144
-MAX_MEMBERS = 2_000_000
+MAX_CONTAINERS: Final = 262_144
+MAX_MEMBERS: Final = 2_000_000
 """Objects and lists, and members of objects, in a body: decoded, `{}` is a hundred times as large.
 Characters of texts are counted too, which no prompt that an engine takes has so many of."""
 

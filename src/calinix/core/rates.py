@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Final
 
 from calinix.core.columns import Values
 from calinix.core.pods import ROLES, Pod, Role
 
-KEEP = 0.97
+KEEP: Final = 0.97
 """Weight of the past at each sample."""
-OVERDUE = 2.0
+OVERDUE: Final = 2.0
 """Times its expected time after which a first token that does not come says that a pod is slow."""
-REQUEST_TOKENS = 64.0
+REQUEST_TOKENS: Final = 64.0
 """What a request costs beside its uncached tokens, in tokens."""
-PRIOR_TOKENS_PER_S = 8000.0
+PRIOR_TOKENS_PER_S: Final = 8000.0
 """Of a pool that nothing has been measured of."""
 
 

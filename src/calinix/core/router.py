@@ -6,6 +6,7 @@ Pure: no I/O, no clock, no rng of its own. The same calls give the same plans.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from calinix.config import Config
 from calinix.control.controller import ControllerReport
@@ -28,13 +29,13 @@ from calinix.core.views import PodView, facts_of, pod_view
 
 __all__ = ["Rng", "Router"]
 
-LOOK_INTERVAL_S = 0.5
+LOOK_INTERVAL_S: Final = 0.5
 """How often `tick` looks for silent and slow pods."""
-SLOW_SAMPLES = 8.0
+SLOW_SAMPLES: Final = 8.0
 """First tokens that a pod is judged slow by; after a rest for slowness, one is enough."""
-SLOW_FLOOR_S = 0.5
+SLOW_FLOOR_S: Final = 0.5
 """Nobody is slow whose first tokens come faster than this."""
-_RELEASES_PER_CALL = 256
+_RELEASES_PER_CALL: Final = 256
 _GENERATE = Work.GENERATE
 
 

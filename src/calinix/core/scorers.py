@@ -6,6 +6,8 @@ To add one: write the function, and its line in SCORERS.
 # ruff: noqa: ARG001  one signature for all
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from calinix.core.choice import Choice, Scorer
@@ -13,7 +15,7 @@ from calinix.core.columns import Floats, Term
 from calinix.core.requests import RouteRequest
 from calinix.core.state import State
 
-LEAST_BUSIEST = 8.0
+LEAST_BUSIEST: Final = 8.0
 """Below so many requests on the busiest candidate, load differences count less."""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 from calinix.core.pods import Pod, PodTable, Role
 
 SessionKey = tuple[bytes, str]
 """(tenant, session key): equal keys of two tenants are two sessions."""
 
-_SWEEP = 64
+_SWEEP: Final = 64
 
 
 class Session:

@@ -12,7 +12,7 @@ import enum
 import errno
 import ssl as ssl_module
 from collections.abc import Iterable
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from calinix.edge.http_response import ResponseHead, ResponseReader, SeenHead
@@ -29,11 +29,11 @@ __all__ = [
     "fetch",
 ]
 
-REUSED_CLOSED_S = 0.05
+REUSED_CLOSED_S: Final = 0.05
 """A re-used connection that ends this soon without a byte had been closed before it was written."""
 SALVAGE_READS, SALVAGE_BYTES = 16, 65536
-SWEEP_S = 1.0
-FETCH_BODY_BYTES = 16 * 1024 * 1024
+SWEEP_S: Final = 1.0
+FETCH_BODY_BYTES: Final = 16 * 1024 * 1024
 
 
 _OUT_OF_SOCKETS = frozenset(

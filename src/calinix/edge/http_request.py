@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import httptools
 
@@ -39,7 +39,7 @@ from calinix.errors import BadRequest, HeadersTooLarge, HttpError, PayloadTooLar
 if TYPE_CHECKING:
     from calinix.edge.http_server import ServerConnection
 
-HELD_BODY_BYTES = 1 << 30
+HELD_BODY_BYTES: Final = 1 << 30
 """Request bodies that one server holds at a time, over all its connections."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import httptools
 
 from calinix.edge.http_errors import FramingError
@@ -18,9 +20,9 @@ from calinix.edge.http_strict import (
 )
 from calinix.edge.http_wire import HEAD_END
 
-MAX_INTERIM = 8
+MAX_INTERIM: Final = 8
 """1xx answers before the answer."""
-CHUNK_FRAMING_BYTES = 12
+CHUNK_FRAMING_BYTES: Final = 12
 """Size line and CRLFs of a chunk without extensions, at most (eight hex digits)."""
 
 _PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)

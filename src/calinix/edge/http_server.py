@@ -12,7 +12,7 @@ import functools
 import socket
 import ssl as ssl_module
 import struct
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from calinix.config import Limits, Timeouts
 from calinix.edge.http_errors import OverloadedError
@@ -38,20 +38,20 @@ __all__ = [
     "ServerConnection",
 ]
 
-WRITE_HIGH_WATER_BYTES = 256 * 1024
-COPY_BYTES = 16 * 1024
+WRITE_HIGH_WATER_BYTES: Final = 256 * 1024
+COPY_BYTES: Final = 16 * 1024
 """Up to here head and body are joined; longer bodies go out beside the head, in one writev."""
-LINGER_QUIET_S = 2.0
+LINGER_QUIET_S: Final = 2.0
 """How long a closing connection waits for a client that sends nothing."""
-LINGER_S = 10.0
-LINGER_BYTES = 256 * 1024 * 1024
+LINGER_S: Final = 10.0
+LINGER_BYTES: Final = 256 * 1024 * 1024
 """What a client may still send after its last answer, so that a reset does not overtake it."""
-REFUSED_CONNECTIONS = 128
+REFUSED_CONNECTIONS: Final = 128
 """Connections beyond the limit that are told so with a 503; those beyond these are dropped."""
-SWEEP_S = 1.0
+SWEEP_S: Final = 1.0
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: on, no time: closing sends a reset."""
-BACKLOG = 4096
+BACKLOG: Final = 4096
 _NOTHING = (0, 0.0)
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
 from calinix.edge.http_errors import FramingError, NotServedError, VersionError
 from calinix.errors import BadRequest
 
-MAX_FIELDS = 256
+MAX_FIELDS: Final = 256
 """Header fields in one head."""
-MAX_LENGTH_DIGITS = 15
-MAX_HOST_BYTES = 262
+MAX_LENGTH_DIGITS: Final = 15
+MAX_HOST_BYTES: Final = 262
 """A name of 255 bytes and a port."""
-UNCOUNTED_HEAD_BYTES = 4096
+UNCOUNTED_HEAD_BYTES: Final = 4096
 """A head up to here is not searched for too many fields before it is parsed."""
 
-SEEN_HEAD_BYTES = 4096
+SEEN_HEAD_BYTES: Final = 4096
 """Longer heads are judged each time; of the others the last one is kept."""
 length_digits = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,15})\r\n").search
 """Where a head states its body's length: often all in which it differs from the one before."""
@@ -64,7 +65,7 @@ def read_request_line(line: bytes) -> RequestLine:
 
 cached_request_line = lru_cache(maxsize=512)(read_request_line)
 """The same for short lines: clients send few different ones."""
-CACHED_LINE_BYTES = 128
+CACHED_LINE_BYTES: Final = 128
 
 
 def split_target(method: str, target: bytes) -> tuple[str, bytes]:

@@ -6,23 +6,24 @@ import re
 from collections.abc import Iterable
 from http import HTTPStatus
 from io import BytesIO
+from typing import Final
 
 from calinix.edge.http_errors import FramingError
 
-CRLF = b"\r\n"
-HEAD_END = b"\r\n\r\n"
-LAST_CHUNK = b"0\r\n\r\n"
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-JSON_LINE = b"content-type: application/json\r\n"
-CLOSE_LINE = b"connection: close\r\n"
-KEEP_ALIVE_LINE = b"connection: keep-alive\r\n"
-CHUNKED_LINE = b"transfer-encoding: chunked\r\n"
+CRLF: Final = b"\r\n"
+HEAD_END: Final = b"\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+JSON_LINE: Final = b"content-type: application/json\r\n"
+CLOSE_LINE: Final = b"connection: close\r\n"
+KEEP_ALIVE_LINE: Final = b"connection: keep-alive\r\n"
+CHUNKED_LINE: Final = b"transfer-encoding: chunked\r\n"
 
-MAX_CHUNK_LINE_BYTES = 256
+MAX_CHUNK_LINE_BYTES: Final = 256
 """A chunk's size line with its extensions."""
-MAX_TRAILER_BYTES = 8192
+MAX_TRAILER_BYTES: Final = 8192
 """All trailers of one body; they are dropped, so nobody needs long ones."""
-FREE_FRAMING_BYTES = 256 * 1024
+FREE_FRAMING_BYTES: Final = 256 * 1024
 """Framing that a chunked body may carry beyond its own length, so that a body cannot be sent a
 byte a chunk for ever."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import msgspec
 
@@ -10,11 +11,11 @@ from calinix.engines.usage_shapes import Usage, decode_usage
 
 __all__ = ["TAIL_BYTES", "Usage", "read_usage"]
 
-TAIL_BYTES = 2048
+TAIL_BYTES: Final = 2048
 """Enough of an answer's end for `read_usage`: the widest real tail is under half of it."""
 
-_TRIES = 8
-_KEY = b'"usage"'
+_TRIES: Final = 8
+_KEY: Final = b'"usage"'
 # Usage objects hold numbers, nulls and objects of the same kind, so braces are structure.
 _object_after = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*){0,7}\})").match
 

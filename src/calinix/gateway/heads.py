@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from typing import Final
 
 from calinix import errors
 from calinix import headers as h
@@ -44,7 +45,7 @@ _SAFE_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}\Z")
 # W3C Trace Context: no id is all zeros, and what follows the flags is for later versions only.
 _IDS = rb"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _is_traceparent = re.compile(rb"(?:00%b|(?!00|ff)[0-9a-f]{2}%b(?:-[!-~]*)?)\Z" % (_IDS, _IDS)).match
-_TRACESTATE = b"tracestate"
+_TRACESTATE: Final = b"tracestate"
 
 
 _HEX = tuple(f"{number:02x}" for number in range(256))

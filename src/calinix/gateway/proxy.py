@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from calinix import errors
 from calinix.core.events import (
@@ -42,8 +42,8 @@ from calinix.gateway.upstreams import Upstream
 if TYPE_CHECKING:
     from calinix.gateway.server import Gateway
 
-_MAX_MODEL_CHARS = 1024
-_MAX_KEY_BYTES = 128
+_MAX_MODEL_CHARS: Final = 1024
+_MAX_KEY_BYTES: Final = 128
 """Tables are bounded in entries, so what clients choose as keys has to be short."""
 
 _REFUSALS: dict[RefusalReason, type[errors.HttpError]] = {
@@ -58,8 +58,8 @@ _TOKEN_MARK = {Endpoint.RESPONSES: b"delta", Endpoint.MESSAGES: b"delta"}
 
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp[A-Za-z0-9_-]{1,128})"')
 
-_CLIENT_LEFT_STATUS = 499
-NEVER = float("inf")
+_CLIENT_LEFT_STATUS: Final = 499
+NEVER: Final = float("inf")
 
 
 def _short_key(key: bytes) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 from urllib.parse import unquote
 
 import structlog
@@ -30,10 +31,10 @@ from calinix.telemetry import RequestRecord, Telemetry
 
 log = structlog.get_logger()
 
-_JSON = b"content-type: application/json\r\n"
-_SWEEP_S = 0.05
-_FLUSH_S = 0.5
-_LOOK_S = 1.0
+_JSON: Final = b"content-type: application/json\r\n"
+_SWEEP_S: Final = 0.05
+_FLUSH_S: Final = 0.5
+_LOOK_S: Final = 1.0
 
 
 class TimeoutSeconds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from calinix.gateway.proxy import Flight
 
 # The answer of a leg that does not answer the client: transfer handles, never a text of note.
-_MAX_SIDE_ANSWER_BYTES = 16 * 1024 * 1024
+_MAX_SIDE_ANSWER_BYTES: Final = 16 * 1024 * 1024
 # Of a drained answer only its end is kept, for the usage that is in it.
-_DRAINED_TAIL_BYTES = 4096
+_DRAINED_TAIL_BYTES: Final = 4096
 
 FAILURES = {
     UpstreamFailure.CONNECT: Failure.CONNECT,
@@ -39,7 +39,7 @@ CANNOT_HAVE_BEGUN = frozenset(
 """After these the pod has not seen the request."""
 
 _error_line = re.compile(rb'^data:[ ]?(\{\s*"error"\s*:[^\r\n]*)([\r\n]?)', re.MULTILINE).search
-_BAD_GATEWAY = 502
+_BAD_GATEWAY: Final = 502
 
 
 def error_of(failure: UpstreamFailure) -> Callable[[str], errors.HttpError]:

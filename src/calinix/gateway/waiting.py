@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Waiter(Protocol):
@@ -23,9 +23,9 @@ class Waiter(Protocol):
         ...
 
 
-_OFFERS = 16
+_OFFERS: Final = 16
 """Waiters that one wake-up asks: it must not walk the whole queue."""
-_OLDEST = 8
+_OLDEST: Final = 8
 """Of these, so many are of the keys that have waited longest; the other keys take turns."""
 
 _Queue = dict[Waiter, tuple[int, float]]

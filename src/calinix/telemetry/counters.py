@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol, get_args
+from typing import Final, Protocol, get_args
 
 from calinix.config import Mode, StrategyName
 from calinix.telemetry.record import RequestRecord
 
-OTHER = "other"
+OTHER: Final = "other"
 MODES = frozenset(get_args(Mode))
 STRATEGIES = frozenset(get_args(StrategyName))
 STATUSES = frozenset(
@@ -27,8 +27,8 @@ FAILURES = frozenset(
     }
 )  # fmt: skip
 CLIENT_LEFT = frozenset({"client_left", "client_stalled"})
-MAX_ENDPOINTS = 64
-MAX_CACHED_KEYS = 4096
+MAX_ENDPOINTS: Final = 64
+MAX_CACHED_KEYS: Final = 4096
 
 SECONDS = (
     0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0,

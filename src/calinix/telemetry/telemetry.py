@@ -7,6 +7,7 @@ The request path pays for one append per request. Every BATCH records, and whene
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from calinix.config import Config
 from calinix.telemetry.counters import Counters, PodSource
@@ -14,7 +15,7 @@ from calinix.telemetry.metrics import Metrics
 from calinix.telemetry.record import RequestRecord
 from calinix.telemetry.request_log import MAX_FIELD_CHARS, LogLine, RequestLog
 
-BATCH = 64
+BATCH: Final = 64
 
 
 class Telemetry:
