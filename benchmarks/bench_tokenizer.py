@@ -4,6 +4,9 @@
     first time       the same conversation when nothing of it is known: done by a thread
     loop             how late the event loop is meanwhile (a timer that is due every ms)
 
+`CPU` is processor time, of all threads. Whatever else runs on the machine only adds: of several
+rounds the one with the least processor time is shown (all are in the JSON).
+
 The tokenizer is a byte-level BPE trained on the spot on Python's own sources, with a template of
 ChatML's form; `--folder` takes a model's folder instead.
 
@@ -139,7 +142,7 @@ async def tokens_of(tokenizer: PromptTokenizer, body: bytes) -> tuple[bytes, boo
     started.when_done = done.set_result
     ids = await done
     assert ids is not None
-    return ids, True
+    return ids, started.encoded != (0, 0.0)
 
 
 def summary(values_s: list[float]) -> dict[str, float]:
@@ -162,7 +165,7 @@ async def measure(tokenizer: HfTokenizer, text: str, conversations: int) -> dict
         await tokens_of(prompts, msgspec.json.encode({"messages": talk}))
     sample = tokenizer.whole(text[:200_000], add_special_tokens=False)
     chars = int(TOKENS * 200_000 / (len(sample) / 4) / TURNS)
-    first_s, turn_s, threads, counts = [], [], 0, []
+    first_s, turn_s, turn_cpu_s, threads, counts = [], [], [], 0, []
     lateness = Lateness(loop)
     talks = []
     for _ in range(conversations):
@@ -179,9 +182,10 @@ async def measure(tokenizer: HfTokenizer, text: str, conversations: int) -> dict
         talk_.go_on()
         body = talk_.body()
         await asyncio.sleep(0.002)
-        started = time.perf_counter()
+        started, started_cpu = time.perf_counter(), time.process_time()
         ids, by_thread = await tokens_of(prompts, body)
         turn_s.append(time.perf_counter() - started)
+        turn_cpu_s.append(time.process_time() - started_cpu)
         threads += by_thread
         counts.append(len(ids) // 4)
     late_turn = lateness.late_s
@@ -192,6 +196,7 @@ async def measure(tokenizer: HfTokenizer, text: str, conversations: int) -> dict
         "tokens": statistics.median(counts),
         "body_bytes": len(body),
         "one new turn": summary(turn_s),
+        "one new turn, CPU": summary(turn_cpu_s),
         "turns by a thread": threads / len(turn_s),
         "first time": summary(first_s),
         "loop, first time": summary(late_first),
@@ -216,23 +221,32 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
-    found = uvloop.run(measure(tokenizer, "".join(texts), 8 if options.quick else 40))
+    rounds = [
+        uvloop.run(measure(tokenizer, "".join(texts), 8 if options.quick else 24))
+        for _ in range(2 if options.quick else 5)
+    ]
+    found = min(rounds, key=lambda one: one["one new turn, CPU"]["p50_ms"])
     console = new_console()
     table = Table("", "p50 ms", "p99 ms", "max ms", title=f"{found['tokens']:.0f} tokens")
-    for name in ("one new turn", "first time", "loop, one new turn", "loop, first time"):
+    for name in (
+        "one new turn", "one new turn, CPU", "first time", "loop, one new turn", "loop, first time",
+    ):  # fmt: skip
         row = found[name]
         table.add_row(name, *(f"{row[key]:.2f}" for key in ("p50_ms", "p99_ms", "max_ms")))
     console.print(table)
     console.print(f"turns that a thread did: {found['turns by a thread']:.0%}")
-    turn, late = found["one new turn"]["p50_ms"], found["loop, first time"]["p99_ms"]
+    turn, late = found["one new turn, CPU"]["p99_ms"], found["loop, first time"]["p99_ms"]
     findings = [
-        {"what": "32k tokens, one new turn, ms", "figure": turn, "limit": TURN_LIMIT_MS,
-         "holds": turn <= TURN_LIMIT_MS},
-        {"what": "loop late by, 99 of 100, ms", "figure": late, "limit": LOOP_LIMIT_MS,
+        {"what": "32k tokens, one new turn, p99, ms of CPU", "figure": turn,
+         "limit": TURN_LIMIT_MS, "holds": turn <= TURN_LIMIT_MS},
+        {"what": "loop late by, p99, ms", "figure": late, "limit": LOOP_LIMIT_MS,
          "holds": late <= LOOP_LIMIT_MS},
     ]  # fmt: skip
     if options.json:
-        write_json(options.json, {"machine": describe_machine(), **found, "findings": findings})
+        write_json(
+            options.json,
+            {"machine": describe_machine(), **found, "rounds": rounds, "findings": findings},
+        )
     print(json.dumps(findings, indent=1))
 
 

@@ -57,6 +57,16 @@ def test_dicts_are_reached_as_jinja_does() -> None:
     )
 
 
+def test_loops_and_namespaces_are_reached_as_jinja_does() -> None:
+    """What loops and namespaces hold is there, what they do not is undefined."""
+    source = (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index %}"
+        "{{ loop.first }}{{ loop.nothing is defined }}{{ loop._length is defined }}{% endfor %}"
+        "{{ ns.n }}{{ ns.m is defined }}"
+    )
+    assert written(source) == "TrueFalseFalse1False"
+
+
 @pytest.mark.parametrize(
     "source",
     [

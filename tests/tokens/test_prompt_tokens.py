@@ -130,7 +130,7 @@ def test_a_known_conversation_needs_no_thread(
         talk.append({"role": "user", "content": "next"})
         second = prompts.start(CHAT, json.dumps({"messages": talk}).encode())
         assert isinstance(second, bytes)
-        assert encoded == ["<|im_start|>user\nnext"]
+        assert encoded == ["<|im_start|>user\nnext<|im_end|>\n"]
 
     with_prompts(tokenizer, use, budget_s=0.005)
 

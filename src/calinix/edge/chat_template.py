@@ -16,8 +16,9 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from calinix.edge.template_shape import reads_parts
 from calinix.errors import CalinixError
@@ -78,15 +79,24 @@ def _raise_exception(message: str) -> None:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Reaches `message.role` without first looking for an attribute: dicts have none but these."""
+    """Reaches what templates ask for most, several times as fast as jinja and to the same end."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """The same as jinja's, for plain dicts several times as fast."""
-        if type(obj) is dict and attribute not in _DICT_NAMES:
+        """`message.role`, `loop.last`, `namespace.x`; all else is jinja's."""
+        kind = type(obj)
+        if kind is dict:
+            # No attribute but a dict's own can go before the key.
+            if attribute not in _DICT_NAMES:
+                try:
+                    return obj[attribute]
+                except KeyError:
+                    return self.undefined(obj=obj, name=attribute)
+        elif (kind is LoopContext or kind is Namespace) and attribute[0] != "_":
+            # Safe by the sandbox's own rule: of these types it hides only underscored names.
             try:
-                return obj[attribute]
-            except KeyError:
-                return self.undefined(obj=obj, name=attribute)
+                return getattr(obj, attribute)
+            except AttributeError:
+                pass
         return super().getattr(obj, attribute)
 
 

@@ -31,13 +31,9 @@ except ImportError as error:
 
 MAX_PIECE_CHARS = 393_216
 """A longer piece (100,000 tokens) is not tokenised: it would hold up everything else."""
-_MAX_MARKS = 6
 _SAMPLES = ("a", "b c", "\n1")
-_CONVERSATION = [
-    {"role": "system", "content": "s"},
-    *({"role": role, "content": "c"} for _ in range(3) for role in ("user", "assistant")),
-    {"role": "user", "content": "c"},
-]
+_ROLES = ("system", *("user", "assistant") * 3, "user")
+_CONVERSATION = [{"role": r, "content": f"(text {n})"} for n, r in enumerate(_ROLES)]
 
 
 class HfTokenizer:
@@ -134,7 +130,21 @@ class HfTokenizer:
         return None
 
     def _marks(self, candidates: list[str]) -> list[str]:
-        """Of these, the ones that the templates write most often."""
+        """As few of these as it takes for each message of a conversation to be alone in a piece."""
+        texts = self._samples()
+        chosen: list[str] = []
+        left = _crowded(texts, chosen)
+        while left:
+            after = {mark: _crowded(texts, [*chosen, mark]) for mark in candidates}
+            best = min(after, key=lambda mark: after[mark], default="")
+            if not best or after[best] >= left:
+                break
+            chosen.append(best)
+            left = after[best]
+        return chosen
+
+    def _samples(self) -> list[str]:
+        """A conversation, as each template writes it."""
         texts = []
         for template in self._templates.values():
             # Some templates know no system role.
@@ -145,9 +155,13 @@ class HfTokenizer:
                     texts.append(template.render(given, None, {"add_generation_prompt": True}))
                 except TemplateRefusedError:
                     continue
-        counts = {mark: sum(text.count(mark) for text in texts) for mark in candidates}
-        used = [mark for mark in candidates if counts[mark]]
-        return sorted(used, key=lambda mark: -counts[mark])[:_MAX_MARKS]
+        return texts
+
+
+def _crowded(texts: list[str], marks: list[str]) -> int:
+    """How many messages of these texts share their piece with one before."""
+    cut = Cutter(marks).cut
+    return sum(max(piece.count("(text ") - 1, 0) for text in texts for piece in cut(text))
 
 
 def tokenizer_of(path: str, settings: Tokenizing) -> HfTokenizer:
