@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calinix.core.columns import Loads
 from calinix.core.events import Failed, Finished, FirstToken
 from calinix.sim.faults import DeadPod, Flush, LateFacts, LostEvents, SlowPod
 from calinix.sim.simulate import Stage
@@ -140,6 +141,24 @@ def test_late_facts_hide_load_for_as_long_as_asked() -> None:
     first_s = found.cluster.recorder.first_s[0]
     assert [type(event) for _, event in heard] == [FirstToken]
     assert heard[0][0] == pytest.approx(first_s + 3.0)
+
+
+def test_no_column_of_load_shows_what_is_to_be_late() -> None:
+    """Right after a route every column that the ledger has is as it was before."""
+    found = stage("predictive", late_s=3.0)
+    columns = vars(Loads(1))
+    loads = found.doors[0].router._state.ledger.loads
+
+    def shown() -> dict[str, list[float]]:
+        return {name: list(getattr(loads, name)) for name in columns}
+
+    before = shown()
+    found.cluster.feed(iter([asked(0.0, 320, 5)]))
+    found.cluster.clock.at(0.0, lambda _: found.cluster.clock.stop())
+    found.cluster.clock.run()
+    assert found.doors[0].router.open_leases() == 1
+    assert shown() == before
+    assert {"inflight", "prefill_tokens", "decode_tokens", "work"} <= columns.keys()
 
 
 def test_late_facts_herd_least_load_and_spare_turns() -> None:
