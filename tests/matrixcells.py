@@ -27,7 +27,7 @@ TIMEOUT_S = 0.5
 SLACK_S = 2.0
 """On a busy machine, on top of the time-outs that a cell has to wait for."""
 
-RETRIED: frozenset[Prefill] = frozenset({"refuses", "500", "hangs", "closes"})
+RETRIED: frozenset[Prefill] = frozenset({"refuses", "500", "hangs", "closes", "garbage"})
 """Failures of a prefill leg that is alone: it answers nobody, so another pod is asked."""
 
 

@@ -336,9 +336,7 @@ class Flight:
         try:
             legs = exchange.after(side.leg, LegAnswer(status=status, body=body))
         except ExchangeError as error:
-            if not self._is_settled():
-                self._lose("prefill", Failure.CLOSED, status)
-                self._fail(errors.BadGateway(str(error)))
+            self._side_said_nothing(status, error)
             return
         now = self.gateway.now()
         if not side.leg.bootstrap_path:
@@ -346,6 +344,16 @@ class Flight:
             self.gateway.router.observe(PrefillDone(plan.lease_id, side.leg.drained), now)
         for leg in legs:
             self._send(leg, now)
+
+    def _side_said_nothing(self, status: int, error: ExchangeError) -> None:
+        """What came is no answer: as good as none."""
+        if self._is_settled():
+            return
+        failure = Failure.CLOSED
+        if self.call is None and self._retry("prefill", failure, status, self.gateway.now()):
+            return
+        self._lose("prefill", failure, status)
+        self._fail(errors.BadGateway(str(error)))
 
     def _side_refused(self, side: SideLeg, status: int, body: bytes) -> None:
         """The prefill pod will not do it: another may, else its own answer is the client's."""

@@ -42,58 +42,75 @@ An https gateway is verified against the system's authorities, or $SSL_CERT_FILE
 """
 
 
+# The options of a mock pod.
+_Role = Annotated[MockRole, typer.Option(help="What the pod is for.")]
+_Dialect = Annotated[PodDialect, typer.Option(help="Which engine it speaks like.")]
+_Connector = Annotated[
+    ConnectorName, typer.Option(help="How vLLM's KV gets from a prefill pod to a decode pod.")
+]
+_BootstrapPort = Annotated[
+    int, typer.Option(min=0, max=65535, help="Of a prefill pod (mooncake, sglang); 0: any.")
+]
+_Host = Annotated[str, typer.Option(help="Where it listens.")]
+_Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
+_Delay = Annotated[float, typer.Option(min=0, help="Seconds of every prefill.")]
+_TokenDelay = Annotated[float, typer.Option(min=0, help="Seconds between two tokens.")]
+_PrefillRate = Annotated[
+    float | None, typer.Option(min=0.001, help="Uncached prompt tokens per second.")
+]
+_Parallel = Annotated[int, typer.Option(min=1, help="Prompts prefilled at once.")]
+_BlockSize = Annotated[int, typer.Option(min=1, help="Tokens per KV block.")]
+_KvCapacityTokens = Annotated[int, typer.Option(min=1, help="Tokens that its KV cache holds.")]
+_Model = Annotated[str, typer.Option(help="The model's name.")]
+_Lora = Annotated[list[str] | None, typer.Option(help="An adapter; may be repeated.")]
+_MaxModelLen = Annotated[int, typer.Option(min=2, help="Context length, in tokens.")]
+_AnswerTokens = Annotated[
+    int, typer.Option(min=1, help="Tokens of an answer that the client does not bound.")
+]
+_KvFailurePolicy = Annotated[
+    FailurePolicy, typer.Option(help="What a decode pod does with a handle that is not good.")
+]
+_ApiKey = Annotated[str | None, typer.Option(help="Asked for on /v1 paths.")]
+_KvEvents = Annotated[
+    str | None,
+    typer.Option(help="Publish KV events: tcp://*:5557, or tcp://gateway:5557 to connect."),
+]
+_KvReplay = Annotated[str | None, typer.Option(help="Repeat them on request: tcp://*:5558.")]
+_KvTopic = Annotated[str, typer.Option(help="Their topic: kv@POD@MODEL.")]
+_KvDialect = Annotated[Dialect, typer.Option(help="maps as vLLM, arrays as SGLang and older vLLM.")]
+_Faults = Annotated[str, typer.Option(help="Faults to begin with; see below.")]
+
+
 def mock_pod_command(
-    role: Annotated[MockRole, typer.Option(help="What the pod is for.")] = "single",
-    dialect: Annotated[PodDialect, typer.Option(help="Which engine it speaks like.")] = "vllm",
-    connector: Annotated[
-        ConnectorName, typer.Option(help="How vLLM's KV gets from a prefill pod to a decode pod.")
-    ] = "nixl",
-    bootstrap_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of a prefill pod (mooncake, sglang); 0: any.")
-    ] = 0,
-    host: Annotated[str, typer.Option(help="Where it listens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
-    delay: Annotated[float, typer.Option(min=0, help="Seconds of every prefill.")] = 0.0,
-    token_delay: Annotated[float, typer.Option(min=0, help="Seconds between two tokens.")] = 0.0,
-    prefill_rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Uncached prompt tokens per second.")
-    ] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Prompts prefilled at once.")] = 1,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
-    kv_capacity_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens that its KV cache holds.")
-    ] = 524_288,
-    model: Annotated[str, typer.Option(help="The model's name.")] = "mock",
-    lora: Annotated[list[str] | None, typer.Option(help="An adapter; may be repeated.")] = None,
-    max_model_len: Annotated[int, typer.Option(min=2, help="Context length, in tokens.")] = 32_768,
-    answer_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of an answer that the client does not bound.")
-    ] = 64,
-    kv_failure_policy: Annotated[
-        FailurePolicy, typer.Option(help="What a decode pod does with a handle that is not good.")
-    ] = "fail",
-    api_key: Annotated[str | None, typer.Option(help="Asked for on /v1 paths.")] = None,
-    kv_events: Annotated[
-        str | None,
-        typer.Option(help="Publish KV events: tcp://*:5557, or tcp://gateway:5557 to connect."),
-    ] = None,
-    kv_replay: Annotated[
-        str | None, typer.Option(help="Repeat them on request: tcp://*:5558.")
-    ] = None,
-    kv_topic: Annotated[str, typer.Option(help="Their topic: kv@POD@MODEL.")] = "",
-    kv_dialect: Annotated[
-        Dialect, typer.Option(help="maps as vLLM, arrays as SGLang and older vLLM.")
-    ] = "maps",
-    faults: Annotated[str, typer.Option(help="Faults to begin with; see below.")] = "",
+    role: _Role = "single",
+    dialect: _Dialect = "vllm",
+    connector: _Connector = "nixl",
+    bootstrap_port: _BootstrapPort = 0,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8000,
+    delay: _Delay = 0.0,
+    token_delay: _TokenDelay = 0.0,
+    prefill_rate: _PrefillRate = None,
+    parallel: _Parallel = 1,
+    block_size: _BlockSize = 16,
+    kv_capacity_tokens: _KvCapacityTokens = 524_288,
+    model: _Model = "mock",
+    lora: _Lora = None,
+    max_model_len: _MaxModelLen = 32_768,
+    answer_tokens: _AnswerTokens = 64,
+    kv_failure_policy: _KvFailurePolicy = "fail",
+    api_key: _ApiKey = None,
+    kv_events: _KvEvents = None,
+    kv_replay: _KvReplay = None,
+    kv_topic: _KvTopic = "",
+    kv_dialect: _KvDialect = "maps",
+    faults: _Faults = "",
 ) -> None:
     """Serve as an engine pod would, without a model: vLLM's API, prefix cache, P/D, faults.
 
     GET /mock/state shows what it received; POST /mock/faults takes faults as JSON.
     """
-    try:
-        wanted = faults_from_text(faults)
-    except BadRequest as error:
-        raise typer.BadParameter(error.message, param_hint="--faults") from None
+    wanted = _faults_of(faults)
     figures = PodFigures(
         delay_s=delay,
         token_delay_s=token_delay,
@@ -102,6 +119,11 @@ def mock_pod_command(
         block_size=block_size,
         kv_capacity_tokens=max(kv_capacity_tokens, block_size),
     )
+    events = None
+    if kv_events is not None:
+        events = KvEventsOptions(
+            endpoint=kv_events, replay_endpoint=kv_replay, topic=kv_topic, dialect=kv_dialect
+        )
     pod = MockPod(
         role=role,
         dialect=dialect,
@@ -116,13 +138,16 @@ def mock_pod_command(
         api_key=api_key,
         host=host,
         port=port,
-        kv_events=None
-        if kv_events is None
-        else KvEventsOptions(
-            endpoint=kv_events, replay_endpoint=kv_replay, topic=kv_topic, dialect=kv_dialect
-        ),
+        kv_events=events,
     )
     _run_pod(pod, wanted)
+
+
+def _faults_of(text: str) -> list[Fault]:
+    try:
+        return faults_from_text(text)
+    except BadRequest as error:
+        raise typer.BadParameter(error.message, param_hint="--faults") from None
 
 
 def _run_pod(pod: MockPod, faults: list[Fault]) -> None:

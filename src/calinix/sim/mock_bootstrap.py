@@ -91,6 +91,8 @@ class BootstrapConnector(Connector):
         super().__init__(pod)
         self.port = port
         """Of the bootstrap server; 0 until it has taken a free one."""
+        self.queries = 0
+        """How often it was asked for the engine's ids."""
         self.pulls = Pulls()
         self._server: HttpServer | None = None
 
@@ -118,6 +120,7 @@ class BootstrapConnector(Connector):
         if (request.method, request.path) == ("POST", _PULL_PATH):
             self.pulled(msgspec.json.decode(request.body, type=_Wish).key, request.conn)
         elif (request.method, request.path) == ("GET", QUERY_PATH) and not self._pod.dead:
+            self.queries += 1
             request.conn.respond(200, _JSON, self.query())
         else:
             request.conn.respond(404, _JSON, b'{"detail":"Not Found"}')
