@@ -36,6 +36,7 @@ CHECKS = (
     Check("4", "CPU per request", speed),
     Check("4", "memory of the index", findings("bench_index")),
     Check("4", "time of a decision", findings("bench_decision")),
+    Check("4", "speed of KV events", findings("bench_events")),
     Check("4", "cost of the controller", findings("bench_controller")),
     Check("5", "unique prompts at full speed", findings("bench_memory")),
     Check("6", "properties", suite("properties", "tests/properties")),

@@ -60,18 +60,24 @@ def tokens_of(prompt: tuple[int, int, int, int, str]) -> list[int]:
 def test_the_view_is_the_engines(
     asked: list[Any], capacity: int, size: int, dialect: Dialect, hashes: Literal["int", "bytes"]
 ) -> None:
-    """After each step, with gaps that replays fill and restarts, both hold the same prefixes."""
+    """After each step, replayed gaps and restarts too, both hold the same whole blocks."""
     engine = Engine(capacity, size, dialect=dialect, hashes=hashes)
+    whole = max(1, size // 16)
     told = Told(told_router())
     told.tick()
     told.replay()
     done: list[tuple[int, int, int, int, str]] = []
+    unheard = False
     for step in asked:
         if step == "reset":
             engine.reset()
             continue  # said with the next batch
         if step == "restart":
             engine.restart()
+            unheard = True
+            continue
+        if step == "gap" and unheard:
+            # Were it lost, the new numbers might seem to go on from the old ones.
             continue
         salted = dialect == "maps"  # the oldest arrays have no extra keys
         prompt = (0, 120, 0, 9, "") if step == "gap" else step
@@ -82,11 +88,14 @@ def test_the_view_is_the_engines(
         if message is None or step == "gap":
             continue
         told.live(message)
+        unheard = False
         while len(told.lines[0].asked) > 1:
             told.replay(*engine.replay(told.lines[0].asked.pop()))
         for one in done[-8:]:
             held = engine.holds(tokens_of(one), one[4]) * size // 16
-            assert believed(told.router, "single-0", tokens_of(one), salt=one[4]) == held
+            seen = believed(told.router, "single-0", tokens_of(one), salt=one[4])
+            # Prompts may share a part of a larger engine block: engines do not find that.
+            assert seen // whole * whole == held
     assert told.pod.view().lost_batches == 0
 
 
@@ -101,6 +110,7 @@ def test_blocks_that_go_from_the_middle(
 ) -> None:
     """Removals in any order: never is more believed than the engine holds."""
     engine, router = Engine(1000, size), told_router()
+    whole = max(1, size // 16)
     apply = into(mirror_of(router))
     rng = random.Random(len(drops))
     for at in drops or [0]:
@@ -111,7 +121,8 @@ def test_blocks_that_go_from_the_middle(
         feed(engine, apply)
         for one in asked:
             held = engine.holds(tokens_of(one), one[4]) * size // 16
-            assert believed(router, "single-0", tokens_of(one), salt=one[4]) <= held
+            seen = believed(router, "single-0", tokens_of(one), salt=one[4])
+            assert seen // whole * whole <= held
 
 
 # --- bytes ----------------------------------------------------------------------------------------

@@ -110,14 +110,21 @@ class KvMirror:
         return len(self._blocks)
 
     def apply(self, events: Iterable[KvEvent]) -> None:
-        """What the engine did, in its order."""
+        """What the engine did, in its order; removals in a row, one block each, are told at once."""
+        gone: list[int] = []
         for event in events:
+            if isinstance(event, RemovedBlocks):
+                self._removed(event, gone)
+                continue
+            if gone:
+                self._emit(BlocksRemoved(self.pod_id, tuple(gone)))
+                gone = []
             if isinstance(event, StoredBlocks):
                 self._stored(event)
-            elif isinstance(event, RemovedBlocks):
-                self._removed(event)
             elif isinstance(event, AllCleared):
                 self.clear()
+        if gone:
+            self._emit(BlocksRemoved(self.pod_id, tuple(gone)))
 
     def doubt(self) -> None:
         """Events are lost: how many copies there are of what is known, nobody knows.
@@ -299,13 +306,13 @@ class KvMirror:
 
     # --- removed -----------------------------------------------------------------------------
 
-    def _removed(self, event: RemovedBlocks) -> None:
+    def _removed(self, event: RemovedBlocks, gone: list[int]) -> None:
+        """Adds our blocks that go, one for each copy."""
         if event.medium not in _FOUND_BY_REQUESTS or (
             self._group >= 0 and (event.group_idx or 0) != self._group
         ):
             self.counts.elsewhere += len(event.block_hashes)
             return
-        gone: list[int] = []
         blocks, odd, era = self._blocks, self._odd, self._era
         for name in event.block_hashes:
             key = name if type(name) is int else key_of(name)
@@ -313,16 +320,15 @@ class KvMirror:
             if packed is None:
                 continue
             self.counts.removed += 1
-            if _copies(packed) > 1 and packed >> _ERA_SHIFT == era:
+            copies = packed >> 64 & _COPIES
+            if copies > 1 and packed >> _ERA_SHIFT == era:
                 blocks[key] = packed - _COPY
                 gone += self._own(key, packed)
-            elif odd or _copies(packed) > 1:
+            elif odd or copies > 1:
                 gone += self._take(key)
             else:
                 del blocks[key]
                 gone.append(packed & _MASK)
-        if gone:
-            self._emit(BlocksRemoved(self.pod_id, tuple(gone)))
 
     def _drop(self, key: int) -> None:
         """The block goes with all its copies."""

@@ -41,8 +41,6 @@ def kv_families(
         for name in SOURCES:
             source.add_metric((pod_id, role, name), float(name == now))
     yield source
-    if not states:
-        return
     blocks = CounterMetricFamily(
         "calinix_kv_blocks_total",
         "Engine blocks in KV events, by what became of them",
