@@ -2,6 +2,7 @@
 
     one new turn     a request whose conversation is known but for its last two messages
     first time       the same conversation when nothing of it is known: done by a thread
+    step             the longest that the loop is busy with it at a time
     loop             how late the event loop is meanwhile (a timer that is due every ms)
 
 `CPU` is processor time, of all threads. Whatever else runs on the machine only adds: of several
@@ -19,6 +20,7 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import random
 import statistics
 import sys
@@ -26,6 +28,7 @@ import sysconfig
 import tempfile
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +114,32 @@ class Talk:
         return msgspec.json.encode({"model": "m", "messages": self.messages, "stream": True})
 
 
+class Timed(PromptTokenizer):
+    """Notes the processor time of each step that the loop does."""
+
+    def __init__(self, tokenizer: HfTokenizer, loop: asyncio.AbstractEventLoop):
+        super().__init__(tokenizer, loop, threads=2, cache_bytes=256 << 20)
+        self.steps_s: list[float] = []
+
+    def start(self, endpoint: Endpoint, body: bytes) -> bytes | Job | None:
+        """The first step, perhaps the only one."""
+        found: bytes | Job | None = self._timed(super().start, endpoint, body)
+        return found
+
+    def _go_on(self, *step: Any) -> None:
+        self._timed(super()._go_on, *step)
+
+    def _finish(self, *step: Any) -> None:
+        self._timed(super()._finish, *step)
+
+    def _timed(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        started_s = time.thread_time()
+        try:
+            return step(*arguments)
+        finally:
+            self.steps_s.append(time.thread_time() - started_s)
+
+
 class Lateness:
     """A timer that notes how late it is called."""
 
@@ -158,7 +187,7 @@ def summary(values_s: list[float]) -> dict[str, float]:
 async def measure(tokenizer: HfTokenizer, text: str, conversations: int) -> dict[str, Any]:
     """One run over so many conversations."""
     loop = asyncio.get_running_loop()
-    prompts = PromptTokenizer(tokenizer, loop, threads=2, cache_bytes=256 << 20)
+    prompts = Timed(tokenizer, loop)
     rng = random.Random(5)
     for size in (50, 200, 800) * 20:
         talk = [{"role": "user", "content": f"{rng.random()}" + text[:size]}]
@@ -166,6 +195,7 @@ async def measure(tokenizer: HfTokenizer, text: str, conversations: int) -> dict
     sample = tokenizer.whole(text[:200_000], add_special_tokens=False)
     chars = int(TOKENS * 200_000 / (len(sample) / 4) / TURNS)
     first_s, turn_s, turn_cpu_s, threads, counts = [], [], [], 0, []
+    prompts.steps_s.clear()
     lateness = Lateness(loop)
     talks = []
     for _ in range(conversations):
@@ -199,6 +229,7 @@ async def measure(tokenizer: HfTokenizer, text: str, conversations: int) -> dict
         "one new turn, CPU": summary(turn_cpu_s),
         "turns by a thread": threads / len(turn_s),
         "first time": summary(first_s),
+        "step, CPU": summary(prompts.steps_s),
         "loop, first time": summary(late_first),
         "loop, one new turn": summary(late_turn),
         "whole": check,
@@ -229,18 +260,23 @@ def main() -> None:
     console = new_console()
     table = Table("", "p50 ms", "p99 ms", "max ms", title=f"{found['tokens']:.0f} tokens")
     for name in (
-        "one new turn", "one new turn, CPU", "first time", "loop, one new turn", "loop, first time",
+        "one new turn", "one new turn, CPU", "first time", "step, CPU", "loop, one new turn",
+        "loop, first time",
     ):  # fmt: skip
         row = found[name]
         table.add_row(name, *(f"{row[key]:.2f}" for key in ("p50_ms", "p99_ms", "max_ms")))
     console.print(table)
     console.print(f"turns that a thread did: {found['turns by a thread']:.0%}")
-    turn, late = found["one new turn, CPU"]["p99_ms"], found["loop, first time"]["p99_ms"]
+    turn, step = found["one new turn, CPU"]["p99_ms"], found["step, CPU"]["p99_ms"]
+    late = found["loop, first time"]["p99_ms"]
+    is_quiet = os.getloadavg()[0] < 1.5
     findings = [
         {"what": "32k tokens, one new turn, p99, ms of CPU", "figure": turn,
          "limit": TURN_LIMIT_MS, "holds": turn <= TURN_LIMIT_MS},
+        {"what": "the loop is busy with it at a time, p99, ms of CPU", "figure": step,
+         "limit": LOOP_LIMIT_MS, "holds": step <= LOOP_LIMIT_MS},
         {"what": "loop late by, p99, ms", "figure": late, "limit": LOOP_LIMIT_MS,
-         "holds": late <= LOOP_LIMIT_MS},
+         "holds": late <= LOOP_LIMIT_MS if is_quiet else None},
     ]  # fmt: skip
     if options.json:
         write_json(

@@ -21,7 +21,7 @@ from calinix.engines.vllm_chat import ChatRequest, UnusualError, read_chat, read
 
 log = structlog.get_logger()
 
-LOOP_BUDGET_S = 0.0008
+LOOP_BUDGET_S = 0.0007
 """What one step may take of the loop's time; what is expected to take longer goes to threads."""
 MAX_BODY_BYTES = 8_388_608
 """Longer bodies are not tokenised."""
