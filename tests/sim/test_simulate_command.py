@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from typer.testing import CliRunner, Result
 
 from calinix import __version__
 from calinix.cli import app
+from calinix.sim.baselines import BASELINES
 from calinix.sim.batch import run_all
+from calinix.sim.measures import Row
 from calinix.sim.scenarios import SCENARIOS
 from calinix.sim.tasks import Task, check, named, parsed
 
@@ -22,6 +25,26 @@ NAMES = {
     "sequential-agents", "slow-pod", "pod-loss", "stale-state", "many-gateways",
     "heterogeneous-4p4d",
 }  # fmt: skip
+
+
+class Balance(HTMLParser):
+    """What is open; every end must be that of the last beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        """One more is open."""
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        """Opened and closed at once."""
+
+    def handle_endtag(self, tag: str) -> None:
+        """The last one is closed."""
+        assert self.open.pop() == tag
 
 
 def simulate(*arguments: str | Path) -> Result:
@@ -73,6 +96,9 @@ def test_the_report_needs_nothing_from_outside(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     page = (tmp_path / "report.html").read_text()
     assert not re.search(r"(src|href)\s*=|url\(|@import|<script", page)
+    balance = Balance()
+    balance.feed(page)
+    assert balance.open == []
     titles = re.findall(r'class="t"[^>]*>([^<]+)<', page)
     for wanted in (
         "Time to first token", "Time per output token", "End to end", "Throughput", "Output",
@@ -99,6 +125,14 @@ def test_every_scenario_is_described() -> None:
     assert set(SCENARIOS) >= NAMES
     assert all(name in result.output for name in SCENARIOS)
     assert all(one.description.endswith(".") for one in SCENARIOS.values())
+
+
+def test_the_page_names_every_scenario_and_baseline() -> None:
+    """docs/simulation.md has a row for each, and shows the rows' keys."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "simulation.md").read_text("utf-8")
+    rows = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
+    assert rows == {*SCENARIOS, *BASELINES}
+    assert all(f'"{key}"' in page for key in Row.__struct_fields__)
 
 
 @pytest.mark.parametrize(
