@@ -22,6 +22,8 @@ CHAT = "/v1/chat/completions"
 AT_ONCE = 12
 """Cells under way in one loop: they mostly wait for time-outs."""
 SETTLE_S = 4.0
+CELL_S = 20.0
+"""Nothing in a cell takes so long; then it hangs."""
 TIMEOUT_MS = round(TIMEOUT_S * 1000)
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"connector": "none"},
@@ -246,7 +248,8 @@ async def run_cells(cells: Iterable[Cell]) -> dict[Cell, list[str]]:
     async def one(cell: Cell) -> tuple[Cell, list[str]]:
         async with places:
             try:
-                return cell, problems(cell, await observe(cell, door), expected(cell))
+                async with asyncio.timeout(CELL_S):
+                    return cell, problems(cell, await observe(cell, door), expected(cell))
             except (AssertionError, OSError, TimeoutError) as error:
                 return cell, [f"did not come to its end: {error!r}"]
 

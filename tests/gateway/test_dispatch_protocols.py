@@ -13,6 +13,7 @@ import pytest
 import kit
 from calinix.app import App
 from calinix.sim.mock_bootstrap import MooncakeConnector
+from calinix.sim.mock_faults import Fault
 from calinix.sim.mock_generate import Generation
 from calinix.sim.mock_pod import MockPod
 from calinix.sim.pod_model import PodFigures
@@ -313,6 +314,50 @@ async def test_a_bootstrap_server_that_is_not_there() -> None:
             reply = await ask(app)
             assert reply.status == 502
             assert "bootstrap server" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("busy", ["prefill", "decode"])
+@pytest.mark.parametrize("kind", ["mooncake", "sglang"])
+@kit.on_loop
+async def test_a_busy_pod_of_a_pair_is_left_for_another(kind: str, busy: str, status: int) -> None:
+    """A refusal says that the pod has not begun: both legs go out anew, and the answer is whole."""
+    made = KINDS[kind]
+    async with (
+        MockPod(role="prefill", **made) as p1,
+        MockPod(role="prefill", **made) as p2,
+        MockPod(role="decode", **made) as d1,
+        MockPod(role="decode", **made) as d2,
+    ):
+        first = {
+            name: {"url": pod.url, "bootstrapPort": pod.connector.port}
+            for name, pod in (("p1", p1), ("p2", p2))
+        }
+        config = dispatch_of(first, {"d1": d1.url, "d2": d2.url})
+        config["upstreams"]["dispatch"]["protocol"] = kind
+        async with gateway_of(config) as app:
+            (p1 if busy == "prefill" else d1).add_faults([Fault(kind="status", status=status)])
+            for _ in range(3):
+                reply = await ask(app, stream=True)
+                assert (reply.status, reply.events()[-1]) == (200, "[DONE]")
+            pods = (p1, p2, d1, d2)
+            # Mooncake: a prefill that was over when its decode pod refused waits for its lease.
+            await kit.until(lambda: not any(pod.connector.pending() for pod in pods), "none waits")
+            assert sum(pod.served for pod in (d1, d2)) == 3
+
+
+@pytest.mark.parametrize("busy", ["prefill", "decode"])
+@kit.on_loop
+async def test_where_there_is_no_other_pair_the_refusal_is_the_answer(busy: str) -> None:
+    """A pod's own 503 is passed on, and the leg that waited for it is taken back."""
+    async with pair_behind("sglang") as (app, prefill, decode):
+        refusing, waiting = (prefill, decode) if busy == "prefill" else (decode, prefill)
+        refusing.add_faults([Fault(kind="status", status=503)])
+        reply = await ask(app, stream=True)
+        assert reply.status == 503
+        assert reply.json()["error"]["message"] == "injected fault"
+        await kit.until(lambda: not waiting.connector.pending(), "it is taken back")
+        assert waiting.served == 0
 
 
 @kit.on_loop
