@@ -48,7 +48,9 @@ class Balance(HTMLParser):
 
 
 def simulate(*arguments: str | Path) -> Result:
-    """The command in this process."""
+    """The command in this process; so is what it runs, unless asked otherwise."""
+    if "--processes" not in arguments:
+        arguments = (*arguments, "--processes", "1")
     return CliRunner().invoke(app, ["simulate", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
@@ -80,7 +82,7 @@ def test_equal_seeds_give_equal_bytes_on_any_number_of_processes(tmp_path: Path)
     """One process or several, in whatever order they end: the files are the same."""
     arguments = (*SMALL, "--strategy", "powerOfTwo,predictive,dynamoCost", "--seeds", "2")
     files = []
-    for number, processes in enumerate(("1", "3")):
+    for number, processes in enumerate(("1", "2")):
         out = tmp_path / str(number)
         result = simulate(*arguments, "--processes", processes, "--out", out)
         assert result.exit_code == 0, result.output

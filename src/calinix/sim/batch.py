@@ -68,8 +68,10 @@ def cores() -> int:
 def _run_apart(
     tasks: Sequence[Task], processes: int, tell: Callable[[int, float], None]
 ) -> list[Outcome]:
-    # Not forked: a progress display has threads, and forked locks would never be released.
-    context = multiprocessing.get_context("spawn")
+    # Not forked from here: a progress display has threads, and locks that are held while others
+    # fork are never released there. The fork server has none, and imports everything once.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     news = context.SimpleQueue()
     pool = concurrent.futures.ProcessPoolExecutor(processes, context, _begin, (news,))
     try:
