@@ -33,6 +33,19 @@ from tokenkit import (
     pod_with,
 )
 
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's tokenizer."""
+    return hfkit.make_folder(tmp_path_factory.mktemp("model"), "chatml")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> HfTokenizer:
+    """The same, as a pod has it."""
+    return HfTokenizer(load_folder(str(folder)))
+
+
 # --- trust ---------------------------------------------------------------------------------------
 
 
