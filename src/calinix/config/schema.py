@@ -176,6 +176,9 @@ class CacheRegistry(Base, frozen=True):
     """How long a pod that nothing is heard of stays trusted; not an expiry of blocks."""
     kv_capacity_tokens: PositiveInt = 524_288
     """KV capacity of a pod that does not state its own."""
+    calibrate: bool = True
+    """A pod that turns out not to hold what it is believed to hold loses trust: its cached prefixes
+    count less until it does. false: the errors are shown, and nothing else."""
     token_block_size: Annotated[int, Meta(ge=1, le=65_536)] = 16
     """Token ids per block, for prompts that are sent as token ids, and for `tokenizer: hf:`; best
     the engine's own block size."""

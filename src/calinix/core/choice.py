@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from calinix.core.bitmap import HostBitmap
-from calinix.core.columns import Floats, Term
+from calinix.core.columns import Floats, Term, Values
 from calinix.core.kv import weigh
 from calinix.core.pods import Pod, Role, SlotSet
 from calinix.core.requests import RouteRequest
@@ -28,7 +28,7 @@ class Choice:
         "among", "answer_tokens", "block_tokens", "blocks", "busiest", "candidates", "cap_blocks",
         "deepest", "depths", "dropped", "index", "inflight", "last", "names", "near", "now",
         "own_s", "pod", "pool", "request_s", "role", "rule", "scores", "silent", "terms", "tokens",
-        "weights", "who",
+        "trusts", "weights", "who",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +70,9 @@ class Choice:
         """(filter, whom it dropped), in order."""
         self.silent: HostBitmap = 0
         """Candidates not heard of for too long: their depths count as 0."""
+        self.trusts: Values | None = None
+        """By how much of what they hold the depths of doubted candidates are less; None: nobody is
+        doubted."""
         self.last: Pod | None = None
         """The session's last pod."""
         self.answer_tokens = 0.0

@@ -21,6 +21,7 @@ class Explanation:
     """What one decision rested on; the outcome is filled in later (None: not known)."""
 
     __slots__ = (
+        "believed_tokens",
         "cached_tokens",
         "choice",
         "e2e_s",
@@ -40,6 +41,7 @@ class Explanation:
         first: Choice | None,
         routed_s: float,
         predicted_ttft_s: float | None,
+        believed_tokens: float = -1.0,
     ):
         self.choice = choice
         """How the pod that answers was chosen."""
@@ -49,6 +51,8 @@ class Explanation:
         """When it was made, on the router's clock."""
         self.predicted_ttft_s = predicted_ttft_s
         """Backlog and own uncached tokens over the pod's measured rate."""
+        self.believed_tokens = believed_tokens
+        """Cached tokens of the prompt, before any doubt about the pod; below 0: another plan's."""
         self.ttft_s: float | None = None
         """Routed to first token."""
         self.e2e_s: float | None = None
@@ -83,6 +87,9 @@ class Explanation:
             "predicted": {
                 "cachedBlocks": plan.cached_blocks,
                 "cachedTokens": round(plan.predicted_cached_tokens, 1),
+                "believedTokens": round(self.believed_tokens, 1)
+                if self.believed_tokens >= 0.0
+                else None,
                 "ttftSeconds": self.predicted_ttft_s,
             },
             "choices": [_choice(choice) for choice in self.choices],
@@ -147,6 +154,7 @@ def _candidates(choice: Choice, scores: Floats | None) -> Iterator[dict[str, Any
                 },
                 "inflight": int(choice.inflight[place]),
                 "cachedBlocks": None if depths is None else int(depths[place]),
+                "trust": 1.0 if choice.trusts is None else round(choice.trusts[place], 3),
                 "silent": bool(choice.silent >> slot & 1),
             }
 

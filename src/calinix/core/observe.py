@@ -28,6 +28,7 @@ class Observer:
         self._state = state
         self._ledger, self._table = state.ledger, state.table
         self._health, self._rates = state.health, state.rates
+        self._calibration = state.calibration
         self._registry, self._preparer = state.registry, state.preparer
         self._roster = roster
         self._means = means
@@ -175,6 +176,10 @@ class Observer:
             self._heard(prefill, now)
             if not event.transferred:
                 lease.prefilled_s = now
+                predicted_s = lease.explanation.predicted_ttft_s
+                if predicted_s is not None:
+                    took_s = now - lease.opened_s
+                    self._calibration.first_token_seen(prefill.slot, predicted_s, took_s)
             self._learn_rate(prefill, lease, now)
             state.health.succeeded(prefill.slot, lease.id, now)
             self._confirm(prefill, lease)
@@ -202,6 +207,9 @@ class Observer:
                     self._learn_transfer(lease, now)
             if health.trying:
                 health.first_token(pod.slot, lease.id, now)
+            predicted_s = why.predicted_ttft_s
+            if predicted_s is not None and lease.prefill is None:
+                self._calibration.first_token_seen(pod.slot, predicted_s, now - opened_s)
         if not lease.confirmed:
             self._confirm_all(lease)
 
@@ -256,6 +264,8 @@ class Observer:
         if is_good:
             if lease.work is _GENERATE:
                 if event.prompt_tokens is not None:
+                    if event.cached_tokens is not None:
+                        self._compare_cache(lease, event.cached_tokens, event.prompt_tokens, now)
                     self._preparer.learn(lease.prompt, event.prompt_tokens)
                 if event.output_tokens is not None:
                     self._means.answered(event.output_tokens)
@@ -275,6 +285,13 @@ class Observer:
                 self._judge(pod, lease, _failure_of(status), now)
         if health.trying:
             self._end_trials(lease)
+
+    def _compare_cache(self, lease: Lease, found: int, prompt_tokens: int, now: float) -> None:
+        """What the pod that prefilled had of the prompt, against what was believed."""
+        pod = lease.pod if lease.prefill is None else lease.prefill
+        believed = lease.explanation.believed_tokens
+        if lease.prompt.blocks and believed >= 0.0 and self._table.is_current(pod):
+            self._calibration.cache_seen(pod.slot, believed, found, prompt_tokens, now)
 
     def _failed(self, event: events.Failed, now: float) -> None:
         state = self._state

@@ -51,6 +51,8 @@ def choose(
             choice.silent = state.health.silent & candidates
             if depths is not None:
                 _mask(choice)
+        if depths is not None and state.calibration.doubted & candidates:
+            _discount(state, choice)
     if recipe.scorers:
         choice.tokens, choice.block_tokens = prompt.tokens, prompt.block_tokens
         choice.cap_blocks = prompt.cap_blocks
@@ -85,4 +87,15 @@ def _mask(choice: Choice) -> None:
     assert depths is not None
     for slot in bitmap.iterate(choice.silent):
         depths[among.index(slot)] = 0.0
+    choice.deepest = max(depths)
+
+
+def _discount(state: State, choice: Choice) -> None:
+    """What pods hold counts by how far they were found to hold what was believed."""
+    among, depths = choice.among, choice.depths
+    assert among is not None
+    assert depths is not None
+    trusts = choice.trusts = state.calibration.trusts(among.slots)
+    for place, trust in enumerate(trusts):
+        depths[place] *= trust
     choice.deepest = max(depths)

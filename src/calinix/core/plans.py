@@ -38,15 +38,7 @@ class Planner:
         assert pod is not None
         asked, prefill = (choice, None) if first is None else (first, first.pod)
         prefiller = pod if prefill is None else prefill
-        cached, cached_tokens = 0, 0.0
-        if prompt.blocks:
-            if asked.depths is None or request.prefill_pod is not None:
-                cached = self._cached_blocks(request, prompt, prefiller)
-            elif asked.deepest:
-                cached = int(asked.depths[asked.index])
-            if cached:
-                # Most blocks that can help: engines always recompute the last token.
-                cached_tokens = min(cached, prompt.cap_blocks) * prompt.block_tokens
+        cached, cached_tokens, believed_tokens = self._expected(request, prompt, asked, prefiller)
         uncached, output, effort, ttft_s = 0.0, 0.0, 0.0, None
         work = request.work
         if work is _GENERATE:
@@ -63,7 +55,7 @@ class Planner:
             uncached = means.prompt_tokens(prefiller.role)
             output = means.output_tokens(None)
             effort = self._effort(uncached, 0.0)
-        explanation = Explanation(choice, first, now, ttft_s)
+        explanation = Explanation(choice, first, now, ttft_s, believed_tokens)
         context = prompt.tokens + 0.5 * output if work is _GENERATE else 0.0
         is_shared = state.replicas.inflight is not None
         ahead = self._ahead(prefiller, effort) if is_shared else 0.0
@@ -131,6 +123,29 @@ class Planner:
         if state.health.half_open:
             self._begin_trials(lease)
 
+    def _expected(
+        self, request: RouteRequest, prompt: Prompt, asked: Choice, prefiller: Pod
+    ) -> tuple[int, float, float]:
+        """What the pod that prefills has of the prompt: (blocks, tokens), and tokens if trusted."""
+        if not prompt.blocks:
+            return 0, 0.0, 0.0
+        cached = 0
+        if asked.depths is None or request.prefill_pod is not None:
+            cached = self._cached_blocks(request, prompt, prefiller)
+        elif asked.deepest:
+            cached = _held(asked)
+        if not cached:
+            return 0, 0.0, 0.0
+        # Most blocks that can help: engines always recompute the last token.
+        tokens = min(cached, prompt.cap_blocks) * prompt.block_tokens
+        if request.prefill_pod is not None:
+            return cached, tokens, -1.0
+        calibration = self._state.calibration
+        if calibration.doubted >> prefiller.slot & 1:
+            trust = calibration.trust(prefiller.slot)
+            return int(cached * trust), tokens * trust, tokens
+        return cached, tokens, tokens
+
     def _cached_blocks(self, request: RouteRequest, prompt: Prompt, prefiller: Pod) -> int:
         """Leading blocks that the pod that prefills is believed to hold, not looked up yet."""
         if request.prefill_pod is not None:
@@ -146,3 +161,12 @@ class Planner:
         for pod in (lease.pod, lease.prefill):
             if pod is not None and health.half_open >> pod.slot & 1:
                 health.begin_trial(pod.slot, lease.id)
+
+
+def _held(choice: Choice) -> int:
+    """Leading blocks that the pick is believed to hold, before any doubt."""
+    depths, trusts = choice.depths, choice.trusts
+    assert depths is not None
+    depth = depths[choice.index]
+    # What was multiplied is whole again but for the last bits.
+    return int(depth) if trusts is None else round(depth / trusts[choice.index])

@@ -59,6 +59,7 @@ class Roster:
                 state.registry.close_slot(slot)
                 state.health.reset(slot, known=False)
                 state.rates.forget(slot)
+                state.calibration.forget(slot)
                 state.table.free(slot)
 
     def make_cold(self, pod: Pod) -> None:
@@ -66,6 +67,7 @@ class Roster:
         state = self._state
         fresh = state.table.renew(pod)
         state.rates.forget(fresh.slot)
+        state.calibration.forget(fresh.slot)
         state.registry.open_slot(fresh.slot, self._capacities[fresh.slot])
 
     def state_capacity(self, pod: Pod, tokens: int) -> None:
@@ -86,6 +88,7 @@ class Roster:
         state = self._state
         state.health.reset(pod.slot, known=True)
         state.rates.forget(pod.slot)
+        state.calibration.forget(pod.slot)
         state.ledger.recheck(pod.slot)
         self._stated_tokens[pod.slot] = 0
         self._capacities[pod.slot] = self._wanted(pod)

@@ -139,6 +139,8 @@ class Router:
         if now >= self._next_look_s:
             self._next_look_s = now + LOOK_INTERVAL_S
             state.health.look_for_silence(now)
+            if state.calibration.doubted:
+                state.calibration.fade(now)
             if state.health.rules.passive.enabled:
                 self._eject_slow(now)
 

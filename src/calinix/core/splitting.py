@@ -26,8 +26,9 @@ def whole_on(state: State, prompt: Prompt) -> HostBitmap:
     depths, deepest = state.registry.held(prompt.chain, among.slots)
     if depths is None or deepest < lacking:
         return 0
+    trusts = state.calibration.trusts(among.slots) if state.calibration.doubted & decode else None
     members = 0
     for place, slot in enumerate(among.slots):
-        if depths[place] >= lacking:
+        if depths[place] * (1.0 if trusts is None else trusts[place]) >= lacking:
             members |= 1 << slot
     return members

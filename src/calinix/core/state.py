@@ -6,6 +6,7 @@ from typing import Protocol
 
 from calinix.config import Config, Mode, Strategy
 from calinix.config.tokens import hf_path, text_key
+from calinix.core.calibration import Calibration
 from calinix.core.choice import Recipe
 from calinix.core.columns import Values
 from calinix.core.health import HealthTable
@@ -73,6 +74,7 @@ class State:
         """Per role: what weighted turns still owe each slot."""
         self.replicas = Replicas(self.table)
         self.transfers = Transfers()
+        self.calibration = Calibration(cache.max_pods, cache.calibrate)
         self.health = HealthTable(cache.max_pods, config.health, cache.stale_ttl_ms / 1e3)
         ttl_s = config.sessions.ttl_ms / 1e3
         self.sessions = Sessions(self.table, config.sessions.max_sessions, ttl_s)

@@ -9,6 +9,25 @@ from calinix.core.pods import Pod, Role
 from calinix.core.state import State
 
 
+class CalibrationView(msgspec.Struct, frozen=True, rename="camel"):
+    """Predictions of one pod against what was found; means follow the last tens of requests."""
+
+    trust: float
+    """In [0, 1]: what of the prefixes that it is believed to hold is counted on."""
+    cache_samples: int
+    """Answers that told their cached tokens."""
+    cache_error: float
+    """Mean of |believed - found| cached tokens, as a share of the prompt."""
+    cache_lack: float
+    """Share of the tokens believed cached that were not."""
+    ttft_samples: int
+    """First tokens that were seen; of prefill pods, whole prefill answers."""
+    ttft_error_s: float
+    """Mean of |predicted - found|."""
+    ttft_bias_s: float
+    """Mean of predicted - found."""
+
+
 class PodView(msgspec.Struct, frozen=True, rename="camel"):
     """One configured pod as it is now."""
 
@@ -44,6 +63,7 @@ class PodView(msgspec.Struct, frozen=True, rename="camel"):
     capacity_blocks: int
     last_heard_s: float | None
     """On the router's clock; null: never."""
+    calibration: CalibrationView
 
 
 def pod_view(state: State, pod: Pod, capacity_blocks: int) -> PodView:
@@ -74,6 +94,20 @@ def pod_view(state: State, pod: Pod, capacity_blocks: int) -> PodView:
         blocks=state.registry.blocks(slot),
         capacity_blocks=capacity_blocks,
         last_heard_s=health.heard_s if health.heard_s != float("inf") else None,
+        calibration=_calibration(state, slot),
+    )
+
+
+def _calibration(state: State, slot: int) -> CalibrationView:
+    errors = state.calibration.of(slot)
+    return CalibrationView(
+        trust=round(errors.trust, 3),
+        cache_samples=errors.cache_samples,
+        cache_error=round(errors.cache_error, 4),
+        cache_lack=round(errors.lack, 4),
+        ttft_samples=errors.ttft_samples,
+        ttft_error_s=round(errors.error_s, 6),
+        ttft_bias_s=round(errors.bias_s, 6),
     )
 
 
