@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 COMPILED := $(CURDIR)/build/compiled
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check accept bench 2p2d compiled lock clean
+.PHONY: help demo test check accept bench 2p2d test-engine test-engine-nixl compiled lock clean
 help: ## what can be typed here
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -47,6 +47,12 @@ bench: $(COMPILED)/.ready ## CPU per request beside nginx and vllm-router
 
 2p2d: $(READY) ## round robin and power of two with and without the controller, on sockets and simulated
 	$(BIN)/python benchmarks/live_2p2d.py
+
+test-engine: $(READY) ## real vLLM pods on the CPU, in a venv of their own: does the gateway know what they hold
+	$(BIN)/python benchmarks/real_engines.py --build
+
+test-engine-nixl: $(READY) ## a real prefill and decode pair over NIXL; slow and erratic on a CPU
+	$(BIN)/python benchmarks/real_engines.py --build --nixl --minutes 20
 
 lock: ## renew requirements-dev.lock (needs pip-tools)
 	pip-compile --quiet --upgrade --extra dev --allow-unsafe --generate-hashes --strip-extras \

@@ -31,6 +31,7 @@ from harness.tables import new_console
 CHECKS = (
     Check("1", "the doorway, in a fresh clone", doorway.fresh_clone),
     Check("2", "the openai client, both modes", suite("openai", "tests/e2e", "openai")),
+    Check("3", "real vLLM, its caches known", engines.correctness),
     Check("3", "real vLLM pods", engines.shared_prefixes),
     Check("3", "a real prefill and decode pair", engines.prefill_and_decode),
     Check("4", "CPU per request", speed),

@@ -1,5 +1,6 @@
-"""Real vLLM pods behind the gateway: by hand, where somebody has started some.
+"""Real vLLM pods behind the gateway: those of benchmarks/real_engines.py, or ones started by hand.
 
+CALINIX_ENGINE_VENV names a venv with vLLM for the former; `make test-engine` builds one.
 VLLM_PODS=URL,URL names unified pods, started with --enable-prompt-tokens-details;
 VLLM_PD_PODS=PREFILL_URL,DECODE_URL a pair over a shared-storage connector (protocol `plain`).
 """
@@ -16,9 +17,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from checks.figures import findings
 from harness.acceptance import Context, Row, not_run, row
 from harness.contenders import calinix_contender, new_setup, started
 from harness.processes import BenchmarkError
+from realpods.install import VARIABLE, find_python
 
 HOW = "needs real pods: set VLLM_PODS=URL,URL"
 HOW_PD = "needs a real pair: set VLLM_PD_PODS=PREFILL_URL,DECODE_URL"
@@ -31,6 +34,20 @@ class _Answer(msgspec.Struct, frozen=True):
     text: str
     cached_tokens: int
     pod: str
+
+
+def correctness(context: Context) -> list[Row]:
+    """What the gateway knows of real pods is what they hold (benchmarks/real_engines.py)."""
+    what = "real vLLM: predicted cached tokens are the engine's own"
+    try:
+        python = find_python()
+    except BenchmarkError as error:
+        return [not_run(what, str(error))]
+    if python is None:
+        return [
+            not_run(what, f"no vLLM here: make test-engine builds a venv, {VARIABLE} names one")
+        ]
+    return findings("real_engines")(context)
 
 
 def shared_prefixes(context: Context) -> list[Row]:

@@ -82,6 +82,7 @@ class Run:
         self._found: list[tuple[Shot, str, int, int, int]] = []
         self._cancelled = 0
         self._name = f"engine-{seed}"
+        self._stopped = threading.Event()
 
     def compare(self, name: str, requests: int, specs: Sequence[PodSpec]) -> Agreement:
         """Sends `requests`; raises BenchmarkError where one fails."""
@@ -90,8 +91,12 @@ class Run:
         shares = [requests // self._clients] * self._clients
         shares[0] += requests - sum(shares)
         with ThreadPoolExecutor(self._clients) as pool:
-            for done in [pool.submit(self._client, share) for share in shares]:
-                done.result()
+            clients = [pool.submit(self._client, share) for share in shares]
+            try:
+                for client in clients:
+                    client.result()
+            finally:
+                self._stopped.set()
         self._wait_for_rest(specs)
         compared = [self._judged(*one) for one in self._found]
         kinds = Counter(str(one.kind) for one in compared)
@@ -115,6 +120,8 @@ class Run:
 
     def _client(self, requests: int) -> None:
         for _ in range(requests):
+            if self._stopped.is_set():
+                return
             shot = self._traffic.next()
             if shot.kind is Kind.CANCELLED:
                 self._cancel(shot)
