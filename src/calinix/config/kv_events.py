@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from calinix.config.fields import Base, Ms, Text
+from calinix.config.tokens import hf_path
 
 ZmqEndpoint = Annotated[
     str,
@@ -52,3 +53,10 @@ class KvEvents(Base, frozen=True):
     where clients send token ids."""
     check_ms: Ms = 5_000
     """A pod that publishes nothing is asked for its last events after this."""
+
+
+def say_blocks(events: KvEvents, tokenizer: str) -> bool:
+    """Whether events may say blocks; else only that a cache is empty: text has no token ids."""
+    if events.apply == "auto":
+        return hf_path(tokenizer) is not None
+    return events.apply == "blocks"

@@ -12,6 +12,11 @@ _CAPACITY_DRIFT = 0.1
 """A mirror is resized when its capacity in blocks is off by this share."""
 
 
+EVENT_ROOM = 1.5
+"""Times a pod's capacity: where events say what it evicts, its mirror has room for what requests
+under way bring in before that."""
+
+
 class Roster:
     """Keeps table, health and registry in step."""
 
@@ -106,5 +111,9 @@ class Roster:
             or self._stated_tokens[pod.slot]
             or self._state.kv_capacity_tokens
         )
+        if self._state.event_blocks and (
+            self._state.events_bound or pod.config.kv_events.endpoint is not None
+        ):
+            tokens = round(EVENT_ROOM * tokens)
         blocks = round(tokens / self._state.preparer.tokens_per_block)
         return max(1, min(blocks, MAX_CAPACITY_BLOCKS))

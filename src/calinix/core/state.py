@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from calinix.config import Config, Mode, Strategy
+from calinix.config.kv_events import say_blocks
 from calinix.config.tokens import hf_path, text_key
 from calinix.core.calibration import Calibration
 from calinix.core.choice import Recipe
@@ -81,12 +82,16 @@ class State:
         self.pins = Pins(self.table, config.sessions.max_sessions, ttl_s)
         self.caching = cache.enabled
         """Whether anything is remembered of what pods cache."""
+        self.event_blocks = say_blocks(config.kv_events, gateway.tokenizer)
+        """Whether KV events may say what pods cache."""
+        self.events_bound = config.kv_events.bind is not None
+        """Whether any pod may publish them."""
         self.preparer = Preparer(
             text_key(gateway.tokenizer),
             gateway.block_size,
             cache.enabled,
             cache.token_block_size,
-            hf_path(gateway.tokenizer) is not None or config.kv_events.apply == "blocks",
+            hf_path(gateway.tokenizer) is not None or self.event_blocks,
         )
         self.registry = PrefixRegistry(cache.max_pods, cache.shards_count)
         self.kv_capacity_tokens = cache.kv_capacity_tokens

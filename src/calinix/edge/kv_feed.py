@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from calinix.config import Config, PodConfig
-from calinix.config.tokens import hf_path
+from calinix.config.kv_events import say_blocks
 from calinix.core.events import Event
 from calinix.edge.http_client import FetchError, PodClient, fetch
 from calinix.edge.kv_lines import Places, ReplayLine
@@ -320,7 +320,11 @@ class KvFeed:
         """Tells people once what is amiss with a pod's events, and when it is over."""
         pod = fed.pod
         source: Source = "history" if pod is None else pod.source
-        if source == "history" and not self._clears_only and now - fed.since_s > SILENT_S:
+        if (
+            source == fed.said == "history"
+            and not (self._clears_only or "kv_events_silent" in fed.warned)
+            and now - fed.since_s > SILENT_S
+        ):
             self._warn(fed, "kv_events_missing", hint="is the endpoint right, does it publish?")
         if source == fed.said:
             return
@@ -345,10 +349,7 @@ class KvFeed:
 
 def clears_only(config: Config) -> bool:
     """Whether events may only say that a cache is empty: blocks of text are not the engine's."""
-    apply = config.kv_events.apply
-    if apply == "auto":
-        return hf_path(config.gateway.tokenizer) is None
-    return apply == "clears"
+    return not say_blocks(config.kv_events, config.gateway.tokenizer)
 
 
 def at_rank(endpoint: str, rank: int) -> str:
