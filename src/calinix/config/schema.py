@@ -110,6 +110,9 @@ class Gateway(Base, frozen=True):
     session_from_user: bool = False
     """Take OpenAI's `user` as session key where no other is sent; it is often constant, and then
     everything goes to one pod."""
+    inject_usage: bool = False
+    """Ask pods for the usage of streams whose clients did not, for chat and completions, and take
+    the extra chunk out of the answer."""
     passthrough_paths: tuple[Path, ...] = ()
     """Further engine paths that are passed on to a pod and count as load."""
     deterministic: bool = False

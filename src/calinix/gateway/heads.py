@@ -11,6 +11,7 @@ from calinix import errors
 from calinix import headers as h
 from calinix.core.prompt import Endpoint
 from calinix.core.requests import Mode, RoutePlan
+from calinix.edge.http_client import ResponseHead
 from calinix.edge.http_server import RequestHead
 from calinix.engines.usage_shapes import Usage
 from calinix.gateway.routes import response_id_of
@@ -241,6 +242,11 @@ def request_head(
         calinix_lines,
         b"content-length: %d\r\n" % body_bytes if client.has_body or body_bytes else b"",
     )
+
+
+def is_event_stream(head: ResponseHead) -> bool:
+    """Whether the body is server-sent events."""
+    return (head.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
 
 
 def response_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -26,10 +26,12 @@ from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteReques
 from calinix.edge.http_client import ResponseHead, UpstreamCall, UpstreamFailure
 from calinix.edge.http_server import Request
 from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer, strip_transfer_fields
+from calinix.engines.hidden_usage import UsageCut, ask_for_usage
 from calinix.engines.plain import OneLeg
 from calinix.engines.usage import Usage, read_usage
 from calinix.gateway.heads import (
     ClientHead,
+    is_event_stream,
     plan_lines,
     prefill_usage_lines,
     request_head,
@@ -91,6 +93,7 @@ class Flight:
         "first_token_s",
         "gateway",
         "head",
+        "hides_usage",
         "last_token_s",
         "lease_open",
         "parsed",
@@ -108,6 +111,7 @@ class Flight:
         "tail",
         "trace_line",
         "upstream",
+        "usage_cut",
         "written_bytes",
     )  # fmt: skip
 
@@ -139,6 +143,8 @@ class Flight:
         self.answer_due_s = NEVER
         self.prefill_upstream: Upstream | None = None
         self.prefill_usage: Usage | None = None
+        self.hides_usage = False
+        self.usage_cut: UsageCut | None = None
 
     # --- from the client's request to a plan -------------------------------------------------
 
@@ -155,12 +161,22 @@ class Flight:
             )
         self.body = strip_transfer_fields(body) if parsed.has_transfer_fields else body
         self.streamed = parsed.stream
+        if gateway.inject_usage and parsed.stream and not parsed.include_usage:
+            self._ask_for_usage()
         self.route_request = self._route_request(parsed)
         self.trace_line = b"" if client.traced else gateway.ids.traceparent_line()
         self.conn.stream = self
         tokens = gateway.tokens
         if tokens is None or not tokens.begin(self):
             self.go(now)
+
+    def _ask_for_usage(self) -> None:
+        """The pod is to tell what the client does not want to know."""
+        if self.client.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+            asked = ask_for_usage(self.body)
+            if asked is not None:
+                self.body = asked
+                self.hides_usage = True
 
     def go(self, now: float) -> None:
         """Routes the request and sends it; or it waits for a pod with room, or is refused."""
@@ -448,6 +464,9 @@ class Flight:
         """The pod's status. It is held until the first body byte, so that it can still change."""
         self.head = head
         self.status = head.status
+        if self.hides_usage:
+            is_stream = head.status < 300 and is_event_stream(head)
+            self.usage_cut = UsageCut() if is_stream else None
         if head.status in (429, 503) and self.answer_leg is not None:
             self._retry(self.answer_leg.role, Failure.REFUSED, head.status, self.gateway.now())
 
@@ -469,6 +488,12 @@ class Flight:
                         self.answer_due_s = max(self.answer_due_s, next_s)
                         self._set_deadline()
         self.tail = (self.tail[1], body) if body else self.tail
+        if self.usage_cut is not None:
+            passed = self.usage_cut.feed(body, last)
+            if passed is not body:
+                body, wire = passed, None
+                if not (body or last or self.started):
+                    return  # nothing of the answer is sure yet
         self.written_bytes += len(body)
         if last:
             # Before it is written: the client's next request may be served within that write.
@@ -488,7 +513,8 @@ class Flight:
         if last and self.client.method != b"HEAD":
             self.conn.respond(head.status, lines, body)
         else:
-            self.conn.begin(head.status, lines, head.content_length)
+            length = head.content_length if self.usage_cut is None else None
+            self.conn.begin(head.status, lines, length)
             self.conn.write(body, wire, last)
 
     def _token_mark(self) -> bytes:
@@ -654,7 +680,7 @@ class Flight:
         head = self.head
         if head is None or head.content_length is not None or head.status >= 300:
             return False
-        return (head.header(b"content-type") or b"").lower().startswith(b"text/event-stream")
+        return is_event_stream(head)
 
     def _error_event(self, error: errors.HttpError) -> bytes:
         gap = b"" if self.tail[1].endswith(b"\n\n") else b"\n\n"

@@ -133,6 +133,7 @@ class Gateway:
         self.max_retries = gateway.retries
         self.forward_authorization = gateway.forward_authorization
         self.session_from_user = gateway.session_from_user
+        self.inject_usage = gateway.inject_usage
         self.waiting.max_requests = gateway.waiting.max_requests
         self.waiting.timeout_s = gateway.waiting.timeout_ms / 1e3
         self.dispatch.adopt(config.upstreams.dispatch)
@@ -266,11 +267,13 @@ class Gateway:
         self.telemetry.flush()
 
     def _sweep(self) -> None:
-        now = self.now()
-        self.max_tick_lag_s = max(self.max_tick_lag_s, now - self._due_s)
+        now, due_s = self.now(), self._due_s
+        self.max_tick_lag_s = max(self.max_tick_lag_s, now - due_s)
         # First: whatever fails below, time-outs go on.
         self.start()
-        for flight in [flight for flight in self.flights if flight.deadline_s <= now]:
+        # By the time at which this was to run: where this process was late, answers that came in
+        # the meantime lie unread in their sockets, and no pod is to blame.
+        for flight in [flight for flight in self.flights if flight.deadline_s <= due_s]:
             flight.on_deadline()
         self.waiting.sweep(now)
         if len(self.waiting):
