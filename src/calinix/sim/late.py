@@ -15,10 +15,12 @@ from calinix.core.requests import RoutePlan
 from calinix.core.router import Router
 from calinix.sim.clock import VirtualClock
 
-_COLUMNS = ("inflight", "prefill_tokens", "decode_tokens", "work", "context")
-"""Of core.columns.Loads: what a lease takes and gives back."""
+_COLUMNS = ("inflight", "prefill_tokens", "decode_tokens", "work", "head", "context")
+"""Of core.columns.Loads: what a route may add to."""
+_TIMES = {"inflight": "busy_from", "head": "since"}
+"""Since when a column is not 0."""
 
-_Taken = list[tuple[int, int, float]]
+_Taken = list[tuple[str, int, float]]
 """(column, slot, amount)."""
 
 
@@ -29,36 +31,44 @@ class LateLoad:
         # The router has no door for this: no real host wants to know less than it does.
         self._ledger = ledger = router._state.ledger  # noqa: SLF001
         loads: Any = ledger.loads
-        self._columns = [np.asarray(getattr(loads, name)) for name in _COLUMNS]
-        self._busy_from = np.asarray(loads.busy_from)
-        self._before = [column.copy() for column in self._columns]
-        self._busy_before = self._busy_from.copy()
+        names = [name for name in _COLUMNS if hasattr(loads, name)]
+        self._columns = {name: np.asarray(getattr(loads, name)) for name in names}
+        self._since = {
+            name: np.asarray(getattr(loads, since))
+            for name, since in _TIMES.items()
+            if name in names
+        }
+        self._watched = [*self._columns.values(), *self._since.values()]
+        self._before = [column.copy() for column in self._watched]
         self._clock = clock
 
     def remember(self) -> None:
         """Before a route."""
-        for column, before in zip(self._columns, self._before, strict=True):
+        for column, before in zip(self._watched, self._before, strict=True):
             before[:] = column
-        self._busy_before[:] = self._busy_from
 
     def hide(self, plan: RoutePlan, now: float, late_s: float) -> None:
         """After the route: the plan's load shows `late_s` from now."""
         slots = [plan.pod.slot] if plan.prefill is None else [plan.pod.slot, plan.prefill.slot]
         taken: _Taken = []
-        for number, (column, before) in enumerate(zip(self._columns, self._before, strict=True)):
+        for (name, column), before in zip(self._columns.items(), self._before, strict=False):
             for slot in slots:
                 amount = float(column[slot] - before[slot])
-                column[slot] = before[slot]
                 if amount:
-                    taken.append((number, slot, amount))
-        self._busy_from[slots] = self._busy_before[slots]
+                    taken.append((name, slot, amount))
+        for column, before in zip(self._watched, self._before, strict=True):
+            column[slots] = before[slots]
         # First tokens will be told as late: the rates must not count that as waiting.
         lease = self._ledger.leases[plan.lease_id]
         lease.opened_s = now + late_s
         self._clock.at(lease.opened_s, self._show, taken)
 
     def _show(self, taken: _Taken) -> None:
-        for number, slot, amount in taken:
-            if number == 0 and self._columns[0][slot] <= 0.0:
-                self._busy_from[slot] = self._clock.now
-            self._columns[number][slot] += amount
+        for name, slot, amount in taken:
+            column = self._columns[name]
+            if column[slot] <= 0.0:
+                if name in self._since:
+                    self._since[name][slot] = self._clock.now
+            elif name == "head":
+                continue  # the router has found it in the meantime
+            column[slot] += amount
