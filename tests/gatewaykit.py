@@ -17,7 +17,7 @@ from fleets import merged
 from streams import ROUND_ROBIN
 
 CHAT = "/v1/chat/completions"
-QUIET = {"log": {"level": "warning", "requests": False}}
+QUIET = {"log": {"level": "warning", "requests": False}, "scrape": {"when": "never"}}
 EVENTS = b"content-type: text/event-stream\r\n"
 JSON = b"content-type: application/json\r\n"
 

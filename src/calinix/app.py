@@ -27,6 +27,7 @@ from calinix.edge.http_server import HttpServer
 from calinix.edge.identify import Identity
 from calinix.edge.journal import Journal
 from calinix.edge.kv_feed import KvFeed
+from calinix.edge.scraper import Scraper
 from calinix.edge.tls import client_ssl_context, server_ssl_context
 from calinix.edge.token_check import TokenChecks
 from calinix.errors import ConfigError
@@ -42,7 +43,7 @@ _ADMIN_BODY_BYTES = 65_536
 _SWITCH_S = 0.0005
 
 # What a running process cannot take over from a new file.
-_FIXED_SECTIONS = ("cache_registry", "kv_events", "sessions", "admin", "log")
+_FIXED_SECTIONS = ("cache_registry", "kv_events", "scrape", "sessions", "admin", "log")
 _FIXED_GATEWAY_KEYS = (
     "host", "port", "tokenizer", "tokenizing", "block_size", "deterministic", "seed",
     "decisions_kept",
@@ -70,6 +71,11 @@ class App:
         self.kv_feed = KvFeed(config, loop, self.gateway.observe, self.router.epoch)
         self.gateway.kv_views = self.kv_feed.views
         self.telemetry.metrics.kv_views = self.kv_feed.views
+        self.scraper = self.gateway.scraper = self._new_scraper(config)
+        self.telemetry.metrics.engine_figures = self.scraper.figures
+        self.telemetry.metrics.calibrations = lambda: {
+            pod.id: pod.calibration for pod in self.router.pods()
+        }
         self.gateway.tokens = self.telemetry.metrics.tokens = self._exact_tokens(config)
         self._tls = server_ssl_context(config.gateway.tls) if config.gateway.tls else None
         self.server = HttpServer(self.gateway, loop, config.gateway.limits, config.gateway.timeouts)
@@ -95,6 +101,18 @@ class App:
             tokenizer.ids_of, self._loop, settings.check_ms / 1e3, self._jitter.random
         )
         return ExactTokens(prompts, checks, self._loop, settings.wait_ms / 1e3)
+
+    def _new_scraper(self, config: Config) -> Scraper:
+        """Where tokens are hashed, engines' blocks had better be as long as ours."""
+        by_tokens = hf_path(config.gateway.tokenizer) or config.kv_events.apply == "blocks"
+        return Scraper(
+            config.scrape,
+            self._loop,
+            self.gateway.observe,
+            self.router.epoch,
+            self._jitter.random,
+            config.cache_registry.token_block_size if by_tokens else None,
+        )
 
     def _new_router(self, config: Config, journal: Path | None) -> Router:
         opened = Journal.open(config, journal)
@@ -149,12 +167,14 @@ class App:
     def _start_pod(self, upstream: Upstream) -> None:
         self._start_probe(upstream)
         self.kv_feed.add(upstream.pod, upstream.client)
+        self.scraper.add(upstream.pod, upstream.client)
         if self.gateway.tokens is not None:
             self.gateway.tokens.checks.add(upstream.pod, upstream.client)
 
     def _stop_pod(self, pod_id: str) -> None:
         self._stop_probe(pod_id)
         self.kv_feed.remove(pod_id)
+        self.scraper.remove(pod_id)
         if self.gateway.tokens is not None:
             self.gateway.tokens.checks.remove(pod_id)
 
@@ -221,6 +241,7 @@ class App:
             self._stop_probe(pod_id)
         self.gateway.upstreams.close()
         self.kv_feed.stop()
+        self.scraper.stop()
         if self.admin is not None:
             await self.admin.drain(1.0)
         self.gateway.stop()

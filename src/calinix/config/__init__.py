@@ -32,6 +32,7 @@ from calinix.config.schema import (
     Timeouts,
     Waiting,
 )
+from calinix.config.scrape import Scrape
 from calinix.config.upstreams import (
     ClientTls,
     DispatchUpstream,
@@ -63,6 +64,7 @@ __all__ = [
     "PodGroup",
     "PodKvEvents",
     "Predictive",
+    "Scrape",
     "ServerTls",
     "Sessions",
     "SingleUpstream",

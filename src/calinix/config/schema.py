@@ -23,6 +23,7 @@ from calinix.config.fields import (
 )
 from calinix.config.kv_events import KvEvents
 from calinix.config.policy import Controller, Strategy, StrategyName
+from calinix.config.scrape import Scrape
 from calinix.config.tokens import TokenizerName, Tokenizing
 from calinix.config.upstreams import Upstreams
 
@@ -240,6 +241,8 @@ class Config(Base, frozen=True):
     """What is known of the pods' KV caches."""
     kv_events: KvEvents = field(default_factory=KvEvents)
     """KV events of all pods."""
+    scrape: Scrape = field(default_factory=Scrape)
+    """What pods are asked at their /metrics."""
     controller: Controller = field(default_factory=Controller)
     """Weights of the pods, renewed a few times a second."""
     sessions: Sessions = field(default_factory=Sessions)

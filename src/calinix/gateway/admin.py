@@ -85,18 +85,27 @@ class AdminHandler:
     def _metrics(self, request: Request) -> None:
         telemetry = self._gateway.telemetry
         telemetry.flush()
+        self._want_stats()
         request.conn.respond(200, _METRICS, telemetry.metrics.exposition())
+
+    def _want_stats(self) -> None:
+        """Who looks wants fresh figures: pods are asked for them from now on."""
+        if self._gateway.scraper is not None:
+            self._gateway.scraper.want()
 
     def _health(self, request: Request) -> None:
         request.conn.respond(200, _JSON, b'{"status":"ok"}')
 
     def _pods(self, request: Request) -> None:
+        self._want_stats()
+        scraper = self._gateway.scraper
         views = self._gateway.kv_views()
         pods = [
             {
                 **msgspec.to_builtins(pod),
                 **self._gateway.dispatch.engine_of(pod.id),
                 "kv": views.get(pod.id, _HISTORY),
+                "stats": None if scraper is None else scraper.view(pod.id),
             }
             for pod in self._gateway.router.pods()
         ]

@@ -17,6 +17,7 @@ from calinix.config import Config, Strategy, Timeouts
 from calinix.core.events import Event, PodAdded, PodRemoved, RulesChanged, StrategyChanged
 from calinix.core.router import Router
 from calinix.edge.http_server import Request
+from calinix.edge.scraper import Scraper
 from calinix.engines.kv_pod import KvView
 from calinix.gateway.dispatch import Dispatch
 from calinix.gateway.heads import ClientHead, RequestIds
@@ -110,6 +111,8 @@ class Gateway:
         self.models = ModelList(self)
         self.kv_views: Callable[[], Mapping[str, KvView]] = dict
         """What the pods' KV events have brought, by pod id."""
+        self.scraper: Scraper | None = None
+        """Who knows what pods say of themselves."""
         self.tokens: ExactTokens | None = None
         """Where prompts go by the engine's own tokens."""
         self.dispatch = Dispatch(upstreams)

@@ -127,6 +127,7 @@ class PodMetrics:
         lines += _metric(name, "counter", text, self._by("finished_reason", ends))
         cache = (
             f'block_size="{figures.block_size}",enable_prefix_caching="True",engine="0",'
+            f'kv_cache_size_tokens="{figures.capacity_blocks * figures.block_size}",'
             f'num_gpu_blocks="{figures.capacity_blocks}"'
         )
         name, text = "vllm:cache_config_info", "Information of the LLMEngine CacheConfig"

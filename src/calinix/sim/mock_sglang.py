@@ -232,6 +232,7 @@ def metrics_page(model: PodModel, name: str, role: str, started_s: float) -> byt
         ("num_running_reqs", "gauge", "The number of running requests.", model.running),
         ("num_queue_reqs", "gauge", "The number of requests in the queue.", model.waiting),
         ("max_total_num_tokens", "gauge", "Maximum total number of tokens.", capacity),
+        ("page_size", "gauge", "Tokens of a page.", model.figures.block_size),
         ("num_used_tokens", "gauge", "The number of used tokens.", used),
         ("token_usage", "gauge", "The token usage.", model.kv_usage),
         ("cache_hit_rate", "gauge", "The prefix cache hit rate.", hit_rate),

@@ -15,6 +15,11 @@ from prometheus_client.registry import Collector
 
 from calinix import __version__
 from calinix.telemetry.counters import OTHER, Counters, Histogram
+from calinix.telemetry.engine_families import (
+    CalibrationState,
+    calibration_families,
+    engine_families,
+)
 from calinix.telemetry.kv_families import KvState, kv_families
 from calinix.telemetry.token_families import TokenState, token_families
 
@@ -59,8 +64,8 @@ class Metrics:
     """The counters, with what only the host knows: set `inflight` and `waiting` to show them."""
 
     __slots__ = (
-        "_registry", "build", "counters", "dropped_lines", "inflight", "kv_views", "tokens",
-        "waiting",
+        "_registry", "build", "calibrations", "counters", "dropped_lines", "engine_figures",
+        "inflight", "kv_views", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, counters: Counters, build: dict[str, str] | None = None):
@@ -71,6 +76,8 @@ class Metrics:
         self.dropped_lines: Callable[[], int] | None = None
         self.tokens: TokenState | None = None
         self.kv_views: Callable[[], Mapping[str, KvState]] = dict
+        self.calibrations: Callable[[], Mapping[str, CalibrationState]] = dict
+        self.engine_figures: Callable[[], Mapping[str, Mapping[str, float]]] = dict
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_View(self))
         ProcessCollector(registry=self._registry)
@@ -152,6 +159,8 @@ class _View(Collector):
                 failures.add_metric((*labels, kind), count)
         yield requests
         yield failures
+        yield from calibration_families(self._metrics.calibrations(), roles, POD_LABELS)
+        yield from engine_families(self._metrics.engine_figures(), roles, POD_LABELS)
         yield from kv_families(roles, self._metrics.kv_views(), POD_LABELS)
         if self._metrics.tokens is not None:
             yield from token_families(self._metrics.tokens, roles, POD_LABELS)
