@@ -52,7 +52,9 @@ SHARES = {
     Kind.TOKEN_IDS: 0.07,
     Kind.CANCELLED: 0.07,
 }
-Message = dict[str, str]
+TEXT_SHARE, PARTS_SHARE = 0.2, 0.15
+"""Of the requests with a group's prefix: completions of a text, chats of content parts."""
+Message = dict[str, object]
 
 
 class Shot(msgspec.Struct, frozen=True):
@@ -117,6 +119,8 @@ class Traffic:
             body["messages"] = self._fork()
         elif kind is Kind.UNIQUE:
             body["messages"] = [{"role": "user", "content": self._words(draw.randint(60, 200))}]
+        elif kind is not Kind.CANCELLED and draw.random() < TEXT_SHARE:
+            body["prompt"] = f"{draw.choice(self._prefixes)} {self._words(draw.randint(1, 30))}"
         else:
             body["messages"] = self._from_group(draw.randrange(GROUPS))
         if kind is Kind.SALTED:
@@ -129,8 +133,11 @@ class Traffic:
 
     def _from_group(self, group: int) -> list[Message]:
         question = f"{self._words(2)} {self._words(self._random.randint(1, 30))}"
+        prefix: object = self._prefixes[group]
+        if self._random.random() < PARTS_SHARE:
+            prefix = [{"type": "text", "text": part} for part in self._prefixes[group].split(" t")]
         return [
-            {"role": "system", "content": self._prefixes[group]},
+            {"role": "system", "content": prefix},
             {"role": "user", "content": question},
         ]
 
