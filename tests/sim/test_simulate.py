@@ -307,7 +307,7 @@ def test_many_samples_are_thinned_out_evenly() -> None:
     assert np.ptp(np.diff(predicted_s)) <= 2.0
 
 
-SHORT: dict[str, int] = {"limit": 120, "requests": 120, "agents": 8}
+SHORT: dict[str, int] = {"limit": 120, "requests": 120, "agents": 8, "sessions": 12}
 
 
 def shortened(one: Scenario) -> Scenario:

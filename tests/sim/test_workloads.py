@@ -128,21 +128,20 @@ def test_arrivals_are_as_many_as_asked_and_in_order(rate: Rate, load: float, see
 
 def test_lengths_have_their_mean_and_bounds() -> None:
     """Lognormal lengths: the asked mean, at least 1, at most the most; without variation fixed."""
-    draw = Length(mean=300.0, variation=1.0, most=5_000).sampler(random.Random(1))
-    found = [draw() for _ in range(20_000)]
+    rng, length = random.Random(1), Length(mean=300.0, variation=1.0, most=5_000)
+    found = [length.draw(rng) for _ in range(20_000)]
     assert sum(found) / len(found) == pytest.approx(300.0, rel=0.03)
     assert 1 <= min(found) <= max(found) <= 5_000
-    fixed = Length(mean=7.0, variation=0.0).sampler(random.Random(1))
-    assert {fixed() for _ in range(9)} == {7}
+    assert {Length(mean=7.0, variation=0.0).draw(rng) for _ in range(9)} == {7}
 
 
 def test_zipf_is_skewed_as_asked() -> None:
     """The first of ten comes about twice as often as the second; without skew as often."""
     for skew, ratio in ((1.0, 2.0), (0.0, 1.0)):
-        zipf = Zipf(10, skew, random.Random(1))
+        zipf, rng = Zipf(10, skew), random.Random(1)
         counts = [0] * 10
         for _ in range(20_000):
-            counts[zipf.draw()] += 1
+            counts[zipf.draw(rng)] += 1
         assert counts[0] / counts[1] == pytest.approx(ratio, rel=0.1)
         assert min(counts) > 0
 
@@ -150,8 +149,8 @@ def test_zipf_is_skewed_as_asked() -> None:
 @given(st.integers(1, 64), st.lists(st.integers(1, 100), min_size=1, max_size=3))
 def test_paths_of_a_tree_share_exactly_their_common_levels(size: int, levels: list[int]) -> None:
     """Two prefixes have the blocks in common that lie in the levels that they share."""
-    tree = Tree(tuple(Level(choices=2, tokens=n, skew=0.0) for n in levels), random.Random(1))
-    drawn = {tuple(ids) for _ in range(40) for tokens, ids in [tree.draw(size)]}
+    tree, rng = Tree(tuple(Level(choices=2, tokens=n, skew=0.0) for n in levels)), random.Random(1)
+    drawn = {tuple(tree.draw(size, rng)[1]) for _ in range(40)}
     ends = [sum(levels[: k + 1]) // size for k in range(len(levels))]
     for one in drawn:
         assert len(one) == ends[-1]
@@ -230,6 +229,23 @@ def test_each_turn_begins_with_all_that_was_said() -> None:
         for before, after in pairwise(turns)
     ]
     assert sum(pauses) / len(pauses) == pytest.approx(5.0, rel=0.25)
+
+
+def test_what_is_asked_does_not_depend_on_the_answers() -> None:
+    """However long answers take, sessions and agents say the same, in as many turns."""
+    sessions = Sessions(
+        rate=Steady(rate_per_s=1.0), sessions=9, turns=Length(mean=4.0, variation=0.5), **SMALL
+    )
+    agents = Agents(agents=9, turns=3, lanes=1, **SMALL)
+    for workload in (sessions, agents):
+        said = [
+            [
+                [(turn.prompt_tokens, turn.output_tokens) for turn in talk(first, answer_s)]
+                for first in arrivals(workload)
+            ]
+            for answer_s in (0.1, 30.0)
+        ]
+        assert said[0] == said[1]
 
 
 def test_agents_come_one_after_the_other() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from bisect import bisect
-from collections.abc import Callable
 from itertools import accumulate
 from math import log, sqrt
 
@@ -21,26 +20,24 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
     """Standard deviation over mean; 0: always the mean."""
     most: int = 100_000
 
-    def sampler(self, rng: random.Random) -> Callable[[], int]:
-        """Draws numbers of tokens."""
+    def draw(self, rng: random.Random) -> int:
+        """One number of tokens."""
         if self.variation <= 0.0:
-            fixed = max(_MIN_TOKENS, round(self.mean))
-            return lambda: fixed
-        sigma = sqrt(log(1.0 + self.variation * self.variation))
-        mu, most = log(self.mean) - 0.5 * sigma * sigma, self.most
-        return lambda: min(most, max(_MIN_TOKENS, round(rng.lognormvariate(mu, sigma))))
+            return max(_MIN_TOKENS, round(self.mean))
+        variance = log(1.0 + self.variation * self.variation)
+        drawn = rng.lognormvariate(log(self.mean) - 0.5 * variance, sqrt(variance))
+        return min(self.most, max(_MIN_TOKENS, round(drawn)))
 
 
 class Zipf:
     """Numbers 0..count - 1, number k in proportion to 1 / (k + 1) ** skew."""
 
-    def __init__(self, count: int, skew: float, rng: random.Random):
+    def __init__(self, count: int, skew: float):
         self._bounds = list(accumulate(1.0 / (k + 1) ** skew for k in range(count)))
-        self._rng = rng
 
-    def draw(self) -> int:
+    def draw(self, rng: random.Random) -> int:
         """One number."""
-        return bisect(self._bounds, self._rng.random() * self._bounds[-1])
+        return bisect(self._bounds, rng.random() * self._bounds[-1])
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,19 +53,19 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 class Tree:
     """Prefixes that share their beginnings: each is a path from the root, level by level."""
 
-    def __init__(self, levels: tuple[Level, ...], rng: random.Random):
+    def __init__(self, levels: tuple[Level, ...]):
         self._levels = levels
-        self._draws = [Zipf(level.choices, level.skew, rng) for level in levels]
+        self._zipfs = [Zipf(level.choices, level.skew) for level in levels]
         self._blocks = Blocks()
         self._paths: dict[tuple[int, ...], list[int]] = {}
 
-    def draw(self, block_tokens: int) -> tuple[int, list[int]]:
+    def draw(self, block_tokens: int, rng: random.Random) -> tuple[int, list[int]]:
         """(tokens, ids of the full blocks) of one prefix; equal prefixes have equal ids."""
         tokens = 0
         path: tuple[int, ...] = ()
         ids: list[int] = []
-        for level, draw in zip(self._levels, self._draws, strict=True):
-            path = (*path, draw.draw())
+        for level, zipf in zip(self._levels, self._zipfs, strict=True):
+            path = (*path, zipf.draw(rng))
             tokens += level.tokens
             known = self._paths.get(path)
             if known is None:

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from calinix.core.pods import Role
-from calinix.sim.arrivals import Steady
+from calinix.sim.arrivals import Bursts, Diurnal, Ramp, Steady
 from calinix.sim.cluster import SimPod
 from calinix.sim.faults import DeadPod, Fault, Flush, SlowPod
 from calinix.sim.pod_figures import PodFigures
 from calinix.sim.prompts import Length, Level
 from calinix.sim.replay import TraceWorkload
-from calinix.sim.synthetic import Agents, SingleRequests
+from calinix.sim.synthetic import Agents, Sessions, SingleRequests
 from calinix.sim.workload import Workload
 
 LARGE_POD = PodFigures(
@@ -101,6 +101,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _CONVERSATION = TraceWorkload(trace="conversation_trace.jsonl")
+_FINE = Group(figures=msgspec.structs.replace(LARGE_POD, block_size=128))
+"""Blocks small enough for prompts of some hundred tokens."""
 _AZURE = TraceWorkload(trace="AzureLLMInferenceTrace_conv.csv")
 
 _ALL = (
@@ -169,7 +171,7 @@ _ALL = (
             unshared=Length(mean=4096.0, variation=0.0),
             block_tokens=128,
         ),
-        groups=(Group(count=16, figures=msgspec.structs.replace(LARGE_POD, block_size=128)),),
+        groups=(msgspec.structs.replace(_FINE, count=16),),
     ),
     Scenario(
         name="sequential-agents",
@@ -184,7 +186,7 @@ _ALL = (
             answer=Length(mean=150.0, most=2_048),
             block_tokens=128,
         ),
-        groups=(Group(figures=msgspec.structs.replace(LARGE_POD, block_size=128)),),
+        groups=(_FINE,),
     ),
     Scenario(
         name="slow-pod",
@@ -231,6 +233,52 @@ _ALL = (
             Group(role="decode", count=4, speeds=UNEQUAL),
         ),
         load=0.7,
+    ),
+    Scenario(
+        name="chat-day",
+        description="Chats of six turns on 8 pods, from a quiet night to a busy noon and back in "
+        "fifteen minutes. Each turn repeats all that was said before, so it is cheap where the "
+        "one before it was.",
+        workload=Sessions(
+            rate=Diurnal(mean_per_s=3.0, swing=0.8, period_s=900.0),
+            sessions=2_700,
+            turns=Length(mean=6.0, variation=0.5, most=40),
+            pause_s=15.0,
+            question=Length(mean=200.0, most=4_096),
+            answer=Length(mean=300.0, most=2_048),
+            tree=(Level(choices=8, tokens=1_024), Level(choices=6, tokens=1_024)),
+            block_tokens=128,
+        ),
+        groups=(_FINE,),
+    ),
+    Scenario(
+        name="rush",
+        description="Every minute, ten seconds of four times as many requests as before: more than "
+        "8 pods can take. See how fast each strategy works the queues off, and on which pods they "
+        "form.",
+        workload=SingleRequests(
+            rate=Bursts(rate_per_s=20.0, burst_per_s=80.0, period_s=60.0, burst_s=10.0),
+            requests=12_000,
+            question=Length(mean=600.0, most=16_384),
+            answer=Length(mean=150.0, most=2_048),
+            tree=(Level(choices=20, tokens=1_024), Level(choices=10, tokens=1_024)),
+            block_tokens=128,
+        ),
+        groups=(_FINE,),
+    ),
+    Scenario(
+        name="ramp",
+        description="Load that rises in a straight line to more than 8 unequal pods can serve: see "
+        "how far each strategy gets before queues grow.",
+        workload=SingleRequests(
+            rate=Ramp(from_per_s=5.0, to_per_s=75.0, over_s=600.0),
+            requests=22_000,
+            question=Length(mean=600.0, most=16_384),
+            answer=Length(mean=150.0, most=2_048),
+            tree=(Level(choices=20, tokens=1_024), Level(choices=10, tokens=1_024)),
+            block_tokens=128,
+        ),
+        groups=(msgspec.structs.replace(_FINE, speeds=UNEQUAL),),
     ),
 )
 

@@ -33,50 +33,43 @@ class SingleRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def arrivals(self, rng: random.Random, load: float) -> Iterator[SimRequest]:
         """Requests in order of arrival."""
         size = self.block_tokens
-        own, tree = Blocks(_OWN_BLOCKS), Tree(self.tree, rng)
-        question, answer = self.question.sampler(rng), self.answer.sampler(rng)
-        instead = self.unshared.sampler(rng)
+        own, tree = Blocks(_OWN_BLOCKS), Tree(self.tree)
         for at_s in times(self.rate, load, self.requests, rng):
             tokens, ids = 0, list[int]()
             if self.tree:
                 is_shared = self.shared >= 1.0 or rng.random() < self.shared
-                tokens, ids = tree.draw(size) if is_shared else (instead(), [])
-            tokens += question()
+                tokens, ids = tree.draw(size, rng) if is_shared else (self.unshared.draw(rng), [])
+            tokens += self.question.draw(rng)
             chain = ids + own.take(tokens // size - len(ids))
-            yield SimRequest(at_s, tokens, answer(), chain)
-
-
-class _Makers:
-    """What the conversations of one run draw from."""
-
-    def __init__(self, workload: Sessions | Agents, rng: random.Random):
-        self.rng = rng
-        self.size = workload.block_tokens
-        self.own = Blocks(_OWN_BLOCKS)
-        self.tree = Tree(workload.tree, rng)
-        self.question = workload.question.sampler(rng)
-        self.answer = workload.answer.sampler(rng)
-        self.start = workload.start.sampler(rng)
+            yield SimRequest(at_s, tokens, self.answer.draw(rng), chain)
 
 
 class _Conversation:
-    """Turns that each begin with all that was said before."""
+    """Turns that each begin with all that was said before.
+
+    What is said comes from random numbers of its own, so that it is the same however long the
+    answers take and whoever gives them.
+    """
 
     def __init__(
         self,
-        makers: _Makers,
+        workload: Sessions | Agents,
+        shared: tuple[Tree, Blocks],
+        rng: random.Random,
         name: str | None,
+        pause_s: float,
         turns: int,
-        pause_s: Callable[[], float],
         after: Callable[[float], SimRequest | None] | None = None,
     ):
-        self._makers = makers
+        self._workload = workload
+        self._rng = rng
         self._name = name
-        self._left = turns
         self._pause_s = pause_s
+        self._left = turns
         self._after = after
-        tokens, ids = makers.tree.draw(makers.size)
-        self._tokens = tokens + makers.start()
+        tree, self._own = shared
+        tokens, ids = tree.draw(workload.block_tokens, rng)
+        self._tokens = tokens + workload.start.draw(rng)
         self._ids = list(ids)
 
     def first(self, now: float) -> SimRequest:
@@ -86,16 +79,17 @@ class _Conversation:
     def follow(self, now: float) -> SimRequest | None:
         """The next turn after an answer at `now`; after the last one what comes after it."""
         if self._left:
-            return self._ask(now + self._pause_s())
+            return self._ask(now + self._rng.expovariate(1.0 / self._pause_s))
         return self._after(now) if self._after is not None else None
 
     def _ask(self, at_s: float) -> SimRequest:
-        makers = self._makers
+        workload, rng = self._workload, self._rng
         self._left -= 1
-        prompt = self._tokens + makers.question()
-        answer = makers.answer()
+        prompt = self._tokens + workload.question.draw(rng)
+        answer = workload.answer.draw(rng)
         self._tokens = prompt + answer
-        self._ids += makers.own.take(self._tokens // makers.size - len(self._ids))
+        full = self._tokens // workload.block_tokens
+        self._ids += self._own.take(full - len(self._ids))
         return SimRequest(at_s, prompt, answer, tuple(self._ids), self._name, self.follow)
 
 
@@ -124,14 +118,12 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def arrivals(self, rng: random.Random, load: float) -> Iterator[SimRequest]:
         """First turns in order of arrival; the others follow."""
-        makers, turns = _Makers(self, rng), self.turns.sampler(rng)
-
-        def pause_s() -> float:
-            return rng.expovariate(1.0 / self.pause_s)
-
+        shared = Tree(self.tree), Blocks(_OWN_BLOCKS)
         for number, at_s in enumerate(times(self.rate, load, self.sessions, rng)):
+            own = random.Random(rng.getrandbits(64))
             name = f"session-{number}" if self.named else None
-            yield _Conversation(makers, name, turns(), pause_s).first(at_s)
+            turns = self.turns.draw(own)
+            yield _Conversation(self, shared, own, name, self.pause_s, turns).first(at_s)
 
 
 class Agents(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -163,18 +155,18 @@ class Agents(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def arrivals(self, rng: random.Random, load: float) -> Iterator[SimRequest]:
         """One first turn for every lane; the others follow."""
-        makers, started = _Makers(self, rng), 0
-
-        def pause_s() -> float:
-            return rng.expovariate(load / self.tool_s)
+        shared, seed, begun = (Tree(self.tree), Blocks(_OWN_BLOCKS)), rng.getrandbits(64), 0
+        pause_s = self.tool_s / load
 
         def begin(now: float) -> SimRequest | None:
-            nonlocal started
-            if started >= self.agents:
+            nonlocal begun
+            if begun >= self.agents:
                 return None
-            started += 1
-            name = f"agent-{started}" if self.named else None
-            return _Conversation(makers, name, self.turns, pause_s, begin).first(now + pause_s())
+            begun += 1
+            own = random.Random(seed + begun)
+            name = f"agent-{begun}" if self.named else None
+            agent = _Conversation(self, shared, own, name, pause_s, self.turns, begin)
+            return agent.first(now + own.expovariate(1.0 / pause_s))
 
         firsts = [first for _ in range(self.lanes) if (first := begin(0.0)) is not None]
         yield from sorted(firsts, key=lambda first: first.arrival_s)
