@@ -271,9 +271,11 @@ def _print(console: Console, found: list[Finding], report: Report) -> None:
     for run in report.agreements:
         kinds = ", ".join(f"{count} {kind}" for kind, count in run.kinds.items())
         console.print(f"{run.name}: {kinds}", highlight=False)
+        for reason, count in run.reasons.items():
+            console.print(f"  {count} not equal: {reason}", highlight=False)
         for odd in run.rest:
             console.print(
-                f"  not equal: {odd.number}, {odd.kind}, {odd.pod}: {odd.predicted} predicted, "
+                f"    {odd.number}, {odd.kind}, {odd.pod}: {odd.predicted} predicted, "
                 f"{odd.actual} counted of {odd.prompt_tokens}"
                 f"{', beside another request' if odd.overlapped else ''}",
                 highlight=False,

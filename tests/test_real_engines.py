@@ -73,6 +73,21 @@ def test_traffic_is_mixed_and_comes_from_its_seed() -> None:
             assert {"role": "assistant", "content": "an answer"} in messages
 
 
+def test_wrong_predictions_have_a_reason() -> None:
+    """An answer's blocks only without events; what no reason fits is said to be unexplained."""
+    from realpods.agreement import Compared, reason_of
+    from realpods.traffic import Kind
+
+    def reasons(kind: Kind, predicted: int, overlapped: bool) -> tuple[str, str]:
+        one = Compared(1, kind, "pod-1", 200, predicted, 64, overlapped)
+        return reason_of(one, known=True), reason_of(one, known=False)
+
+    assert reasons(Kind.FORKED, 32, False)[0] == "unexplained"
+    assert "answer" in reasons(Kind.FORKED, 32, True)[1]
+    assert "order" in reasons(Kind.SHARED, 96, False)[1]
+    assert all("another request" in why for why in reasons(Kind.SALTED, 0, True))
+
+
 def test_the_model_can_be_read(tmp_path: Path) -> None:
     """Its tokenizer makes ids of a chat, and its weights are where their header says."""
     from realpods.model import END, make_model
@@ -99,7 +114,7 @@ def test_what_does_not_hold_is_found(program: Any) -> None:
         agreement = Agreement(
             name="with KV events", requests=600, cancelled=0, compared=600, hits=500, equal=equal,
             within_a_block=600, evicted_blocks={"pod-1": 99}, by_pod={"pod-1": (600, equal, 600)},
-            kinds={}, seconds=1.0, rest=[],
+            kinds={}, seconds=1.0, rest=[], reasons={},
         )  # fmt: skip
         lost = Forgotten("restart", 64, 64, predicted, 0, 0.0, {})
         pair = Transferred("plain", 1, 1, 1, moved, 9, {"incomplete": end}, True, [])

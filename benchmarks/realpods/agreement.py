@@ -64,6 +64,8 @@ class Agreement(msgspec.Struct, frozen=True):
     seconds: float
     rest: list[Compared]
     """Those that were not equal."""
+    reasons: dict[str, int]
+    """How many of the rest have which reason (`reason_of`)."""
 
     def share(self, count: int) -> float:
         """Of the compared ones."""
@@ -103,6 +105,7 @@ class Run:
         if self._cancelled:
             kinds[str(Kind.CANCELLED)] = self._cancelled
         after = self._removed()
+        rest = [one for one in compared if not _is_equal(one)]
         return Agreement(
             name=name,
             requests=requests,
@@ -115,7 +118,8 @@ class Run:
             by_pod={spec.name: _counts(compared, spec.name) for spec in specs},
             kinds=dict(kinds.most_common()),
             seconds=round(time.monotonic() - began, 1),
-            rest=[one for one in compared if not _is_equal(one)],
+            rest=rest,
+            reasons=dict(Counter(reason_of(one, known=bool(after)) for one in rest).most_common()),
         )
 
     def _client(self, requests: int) -> None:
@@ -191,6 +195,17 @@ class Run:
             for number, (where, start, end) in self._times.items()
         )
         return Compared(shot.number, shot.kind, pod, prompt_tokens, predicted, actual, overlapped)
+
+
+def reason_of(one: Compared, *, known: bool) -> str:
+    """Why a prediction was not what the engine counted; `known`: by KV events."""
+    if not known and one.kind is Kind.FORKED and -2 * BLOCK_TOKENS <= one.off < 0:
+        return "blocks that an answer filled: history knows prompts only"
+    if one.overlapped:
+        return "another request came to the pod between the decision and the engine's step"
+    if not known:
+        return "the engine evicted in another order than history supposes"
+    return "unexplained"
 
 
 def read_answer(body: bytes) -> tuple[str, int, int]:
