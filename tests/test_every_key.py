@@ -23,6 +23,7 @@ LIFE = "gateway/test_gateway_life.py"
 DRAWN = "properties/test_determinism.py"
 RELOAD = "gateway/test_reload.py"
 KV = "gateway/test_kv_gateway.py"
+SCRAPER = "edge/test_scraper.py"
 TOKENS = "tokens/test_tokenizers.py"
 EXACT = "tokens/test_gateway_tokens.py"
 PAIRS = "gateway/test_dispatch_protocols.py"
@@ -81,6 +82,9 @@ PROOFS = {
     "gateway.apiKeys": "gateway/test_gateway_auth.py::test_only_with_a_key",
     "gateway.forwardAuthorization": "gateway/test_gateway_auth.py::test_forward_authorization",
     "gateway.sessionFromUser": f"{EFFECTS}::test_session_from_user",
+    "gateway.injectUsage": (
+        "gateway/test_inject_usage.py::test_the_extra_chunk_is_seen_here_and_nowhere_else"
+    ),
     "gateway.passthroughPaths": "gateway/test_routes.py::test_further_paths_of_the_config",
     "gateway.deterministic": f"{DRAWN}::test_deterministic_mode_needs_no_seed",
     "gateway.seed": f"{EFFECTS}::test_seed",
@@ -124,6 +128,14 @@ PROOFS = {
     "cacheRegistry.tokenBlockSize": (
         "core/test_prepare.py::test_token_ids_have_a_block_size_of_their_own"
     ),
+    "cacheRegistry.calibrate": (
+        "core/test_calibration.py::test_calibrate_false_shows_errors_and_doubts_nobody"
+    ),
+    "scrape.when": f"{SCRAPER}::test_never",
+    "scrape.path": f"{SCRAPER}::test_another_path",
+    "scrape.intervalMs": f"{SCRAPER}::test_interval_ms",
+    "scrape.timeoutMs": f"{SCRAPER}::test_stale_figures_fail_soft",
+    "scrape.pageBytes": f"{SCRAPER}::test_pods_without_figures",
     "kvEvents.bind": f"{KV}::test_a_bound_endpoint_for_many_pods",
     "kvEvents.apply": f"{KV}::test_with_a_text_tokenizer_events_can_only_clear",
     "kvEvents.checkMs": f"{KV}::test_a_restarted_pod_is_cold_at_once",

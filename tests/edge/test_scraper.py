@@ -132,6 +132,16 @@ async def test_never() -> None:
 
 
 @kit.on_loop
+async def test_interval_ms() -> None:
+    """`intervalMs`: so long a pod is left alone between two looks."""
+    pages = Pages(PAGE)
+    async with scraped(pages, {"scrape": {"intervalMs": 60_000}}) as app:
+        await told(app, running=0)
+        await asyncio.sleep(0.2)
+        assert pages.looks == 1
+
+
+@kit.on_loop
 async def test_another_path() -> None:
     """`path`: where the page is."""
     pages = Pages(PAGE, b"/engine/stats")
