@@ -271,8 +271,8 @@ _ALL = (
         description="Load that rises in a straight line to more than 8 unequal pods can serve: see "
         "how far each strategy gets before queues grow.",
         workload=SingleRequests(
-            rate=Ramp(from_per_s=5.0, to_per_s=75.0, over_s=600.0),
-            requests=22_000,
+            rate=Ramp(from_per_s=5.0, to_per_s=120.0, over_s=480.0),
+            requests=28_000,
             question=Length(mean=600.0, most=16_384),
             answer=Length(mean=150.0, most=2_048),
             tree=(Level(choices=20, tokens=1_024), Level(choices=10, tokens=1_024)),
