@@ -19,7 +19,6 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,23 +33,19 @@ from calinix.core.router import Router
 from calinix.engines.kv_events import Dialect, Message
 from calinix.engines.kv_names import Namespaces
 from calinix.engines.kv_pod import KvPod, KvPodSettings
-from harness.contenders import calinix_contender, new_setup, started
+from harness.kv_requests import LOADS, STORM_PER_S, Slice, storms
 from harness.kv_storm import BLOCK_TOKENS, EVENT_BLOCKS, POD_BLOCKS, Pod
-from harness.machine import BENCHMARKS, Cores, choose_cores, describe_machine, free_port, write_json
-from harness.processes import BenchmarkError, Child, Children, get
+from harness.machine import BENCHMARKS, describe_machine, write_json
+from harness.processes import BenchmarkError
 from harness.tables import new_console
-from harness.tools import Load, build_tools, start_load, start_mock_pods
 
 RESULTS = BENCHMARKS / "results" / "events.json"
 PODS = 256
 MIN_STORES_PER_S = 200_000.0
-STORM_PER_S = 20_000
 MAX_P99_RATIO = 2.0
 NOISY = 1.25
 OTHERS = 0.5
 """Cores that somebody else used during a slice: from there on it proves nothing."""
-PACED = ("-c", "16", "-r", "1000", "-n", "2048")
-SINGLE = ("-c", "1", "-n", "2048")
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -68,20 +63,6 @@ class Finding(msgspec.Struct, frozen=True):
     limit: str
     holds: bool | None
     """None: the machine was too noisy to tell."""
-
-
-class Slice(msgspec.Struct, frozen=True):
-    """One load, with or without a storm beside it."""
-
-    load: str
-    storm: bool
-    p50_us: float
-    p99_us: float
-    cpu_us: float
-    util: float
-    other: float
-    stored_per_s: float
-    faults: int
 
 
 def _told(pods: int) -> list[KvPod]:
@@ -233,11 +214,11 @@ def main() -> int:
     slices: list[Slice] = []
     if not arguments.no_requests:
         try:
-            slices = storms(arguments, console)
+            slices = storms(arguments.calinix, console, quick=arguments.quick)
         except BenchmarkError as error:
             console.print(str(error), style="red", markup=False, highlight=False)
             return 2
-        findings += [_judge_requests(name, slices) for name in ("paced", "single")]
+        findings += [_judge_requests(name, slices) for name, _ in LOADS]
     _print(console, figures, findings)
     if arguments.json:
         results = {
@@ -266,100 +247,6 @@ def _judge_stores(row: Row, figure: Figure) -> Finding:
     if not holds and figure.best / figure.median > NOISY:
         holds = None
     return Finding(row.what, f"{figure.best:,.0f} {row.unit}", f">= {row.limit:,.0f}", holds)
-
-
-# ---- requests beside a storm
-
-
-class _Run(msgspec.Struct, frozen=True):
-    """One gateway that listens to its pods' events."""
-
-    children: Children
-    cores: Cores
-    folder: Path
-    port: int
-    admin_port: int
-    endpoint: str
-    proxy: Child
-    seconds: float
-
-    def slice(self, name: str, arguments: tuple[str, ...], *, storm: bool) -> Slice:
-        """One load; the storm covers all of it."""
-        before = self._stored()
-        publisher = self._publish() if storm else None
-        began = time.monotonic()
-        load: Load = start_load(
-            self.children,
-            self.cores,
-            self.folder,
-            self.port,
-            seconds=self.seconds,
-            warm_up_s=0.5,
-            arguments=arguments,
-            watched=self.proxy.pids(),
-        ).result()
-        stored_per_s = (self._stored() - before) / (time.monotonic() - began)
-        if publisher is not None:
-            self.children.end(publisher)
-        return Slice(
-            load=name,
-            storm=storm,
-            p50_us=load.p50,
-            p99_us=load.p99,
-            cpu_us=load.cpu_us_req,
-            util=load.util,
-            other=load.other,
-            stored_per_s=round(stored_per_s),
-            faults=load.faults,
-        )
-
-    def _publish(self) -> Child:
-        command = [sys.executable, "-m", "harness.kv_storm", self.endpoint, "8", str(STORM_PER_S)]
-        child = self.children.start(
-            [*command, f"{self.seconds + 3:g}"],
-            self.folder / "storm.log",
-            core=self.cores.others,
-            stdout=subprocess.PIPE,
-            folder=BENCHMARKS,
-            environment={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-        )
-        assert child.process.stdout is not None
-        if not child.process.stdout.readline():
-            raise BenchmarkError(f"the publisher does not start:\n{child.log_tail()}")
-        return child
-
-    def _stored(self) -> int:
-        status, body = get(self.admin_port, "/admin/pods")
-        if status != 200:
-            raise BenchmarkError(f"/admin/pods answers {status}")
-        pods = msgspec.json.decode(body)["pods"]
-        return sum(pod["kv"].get("stored", 0) for pod in pods)
-
-
-def storms(arguments: argparse.Namespace, console: Console) -> list[Slice]:
-    """Loads with and without events, in turns, on one gateway."""
-    cores = choose_cores()
-    if cores.warning:
-        console.print(f"[bold red]Latencies are not to be trusted: {cores.warning}.[/bold red]")
-    build_tools()
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
-    gateway = calinix_contender(arguments.calinix, kvEvents={"bind": endpoint, "apply": "blocks"})
-    found = []
-    with Children() as children, tempfile.TemporaryDirectory(prefix="calinix-bench-") as name:
-        folder = Path(name)
-        pods = start_mock_pods(children, cores, folder)
-        setup = new_setup(pods.ports, folder / "gateway")
-        with started(children, gateway, setup, cores.proxy) as proxy:
-            run = _Run(
-                children, cores, folder, setup.port, setup.admin_port, endpoint, proxy,
-                2.0 if arguments.quick else 8.0,
-            )  # fmt: skip
-            for _ in range(2 if arguments.quick else 5):
-                for load, line in (("paced", PACED), ("single", SINGLE)):
-                    for storm in (False, True):
-                        with console.status(f"{load}, {'with' if storm else 'without'} events"):
-                            found.append(run.slice(load, line, storm=storm))
-    return found
 
 
 def _judge_requests(name: str, slices: list[Slice]) -> Finding:

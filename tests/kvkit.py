@@ -156,9 +156,10 @@ class Told:
 
     def replay(self, *answers: Message, end: bool = True, rank: int = 0) -> None:
         """Answers to the request that is open."""
-        whole: list[Message | Literal["end"]] = [*answers, *(["end"] if end else [])]  # type: ignore[list-item]
-        for answer in whole:
+        for answer in answers:
             self.pod.replayed(rank, answer, self.now)
+        if end:
+            self.pod.replayed(rank, "end", self.now)
 
     def tick(self, after_s: float = 0.0) -> None:
         """Time goes on."""

@@ -110,7 +110,7 @@ class KvMirror:
         return len(self._blocks)
 
     def apply(self, events: Iterable[KvEvent]) -> None:
-        """What the engine did, in its order; removals in a row, one block each, are told at once."""
+        """What the engine did, in its order; removals that follow each other are told at once."""
         gone: list[int] = []
         for event in events:
             if isinstance(event, RemovedBlocks):
