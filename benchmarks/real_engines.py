@@ -38,7 +38,14 @@ from realpods.gateway import gateway, pair, unified
 from realpods.install import HOME, VARIABLE, build_python, find_python, nixl_folder
 from realpods.lives import Forgotten, reset, restart
 from realpods.model import make_model
-from realpods.transfer import Transferred, answers_of, check_pair, example_pair, nixl_pair
+from realpods.transfer import (
+    Transferred,
+    answers_of,
+    attack_directly,
+    check_pair,
+    example_pair,
+    nixl_pair,
+)
 from realpods.vllm_pods import Engine, PodSpec, call, new_spec, start_pod, wait_for_pods
 
 RESULTS = BENCHMARKS / "results"
@@ -133,6 +140,9 @@ class Work:
         upstreams = pair(protocol, *specs)
         with gateway(self._children, self._engine, f"gateway-{protocol}", upstreams) as front:
             moved = check_pair(front, protocol, specs, expected, self._say)
+        if protocol == "nixl" and moved.alive:
+            self._say("the attack once more, without the gateway")
+            moved = msgspec.structs.replace(moved, unguarded=attack_directly(specs[1]))
         for child in pods.values():
             self._children.end(child)
         return moved
@@ -281,6 +291,8 @@ def _print(console: Console, found: list[Finding], report: Report) -> None:
                 highlight=False,
             )
     for moved in report.transferred:
+        if moved.unguarded:
+            console.print(f"{moved.protocol}, without the gateway: {moved.unguarded}")
         for difference in moved.differences:
             console.print(f"  {moved.protocol}: {difference}", markup=False, highlight=False)
 

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from realpods.vllm_pods import MODEL, PodSpec, call, is_healthy, metric, new_spe
 SEED = 3
 PROMPTS, ANSWER_TOKENS = 12, 24
 NIXL_TIMEOUT_S = 60.0
-ATTACK_TIMEOUT_S = 5.0
+ATTACK_TIMEOUT_S, DEATH_TIMEOUT_S = 5.0, 20.0
 BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 HANDLE = {"do_remote_prefill": True, "do_remote_decode": False}
 ATTACKS: dict[str, dict[str, object]] = {
@@ -61,6 +62,8 @@ class Transferred(msgspec.Struct, frozen=True):
     alive: bool
     """Both pods, after all attacks; and the decode pod's next answer is right."""
     differences: list[str]
+    unguarded: str = ""
+    """What the first attack does to the decode pod itself, without the gateway before it."""
 
 
 def example_pair(blocks: int, store: Path) -> tuple[PodSpec, PodSpec]:
@@ -188,6 +191,26 @@ def check_pair(
         alive=alive,
         differences=differences,
     )
+
+
+def attack_directly(decode: PodSpec) -> str:
+    """Sends the incomplete handle to the pod itself, and leaves: what a gateway guards against."""
+    words = " ".join(random.Random(SEED).choices(WORDS, k=200))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": words}]}
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        call(
+            decode.port,
+            "POST",
+            "/v1/chat/completions",
+            body | ATTACKS["incomplete handle"],
+            timeout_s=ATTACK_TIMEOUT_S,
+        )
+    began = time.monotonic()
+    while time.monotonic() - began < DEATH_TIMEOUT_S:
+        if not is_healthy(decode.port):
+            return "the decode pod dies of it"
+        time.sleep(0.5)
+    return f"the decode pod lives {DEATH_TIMEOUT_S:g} s later"
 
 
 def _attack(front: Front, fields: dict[str, object]) -> str:
