@@ -7,7 +7,7 @@ pod of each role that has the fault there is a good one; the faulty one is asked
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 Protocol = Literal["nixl", "plain", "mooncake", "sglang"]
@@ -133,18 +133,19 @@ def expected(cell: Cell) -> Expected:
     return _expected_together(cell) if cell.together else _expected_in_turn(cell)
 
 
+def _calls(
+    p1: Counts = NEVER, p2: Counts = NEVER, d1: Counts = NEVER, d2: Counts = NEVER
+) -> dict[str, Counts]:
+    return {"p1": p1, "p2": p2, "d1": d1, "d2": d2}
+
+
 def _expected(
     ends: set[tuple[int, End]],
-    p1: Counts = NEVER,
-    p2: Counts = NEVER,
-    d1: Counts = NEVER,
-    d2: Counts = NEVER,
-    *,
-    cancelled: tuple[str, ...] = (),
-    may_cancel: tuple[str, ...] = (),
+    calls: dict[str, Counts],
+    cancelled: Sequence[str] = (),
+    may_cancel: Sequence[str] = (),
     waits: int = 0,
 ) -> Expected:
-    calls = {"p1": p1, "p2": p2, "d1": d1, "d2": d2}
     return Expected(frozenset(ends), calls, frozenset(cancelled), frozenset(may_cancel), waits)
 
 
@@ -157,7 +158,7 @@ _STATUS_OF: dict[str, int] = {
 
 def _expected_in_turn(cell: Cell) -> Expected:
     fault = cell.prefill
-    calls = {"p1": NEVER if fault == "refuses" else ONCE, "p2": NEVER}
+    calls = _calls(NEVER if fault == "refuses" else ONCE)
     cancelled: list[str] = ["p1"] if fault == "hangs" else []
     waits, retries, last = 0, 1, "p1"
     if fault == "hangs" and not (cell.client == "in prefill" and not cell.spare):
@@ -168,11 +169,9 @@ def _expected_in_turn(cell: Cell) -> Expected:
     if cell.client == "in prefill":
         if fault == "ok":
             cancelled.append(last)
-        return _expected({(0, "left")}, **calls, cancelled=tuple(cancelled), waits=waits)
+        return _expected({(0, "left")}, calls, cancelled, waits=waits)
     if fault in _STATUS_OF:
-        return _expected(
-            {(_STATUS_OF[fault], "error")}, **calls, cancelled=tuple(cancelled), waits=waits
-        )
+        return _expected({(_STATUS_OF[fault], "error")}, calls, cancelled, waits=waits)
     return _then_decode(cell, calls, cancelled, waits, retries)
 
 
@@ -180,18 +179,15 @@ def _then_decode(
     cell: Cell, calls: dict[str, Counts], cancelled: list[str], waits: int, retries: int
 ) -> Expected:
     fault, last = cell.decode, cell.faulty_decode
-    calls |= {"d1": NEVER, "d2": NEVER}
     if fault == "refuses" and cell.spare and retries:
         last, fault = "d2", "ok"
     if fault != "refuses":
         calls[last] = ONCE
     if cell.client != "stays" and fault != "refuses":
-        return _expected({(0, "left")}, **calls, cancelled=(*cancelled, last), waits=waits)
+        return _expected({(0, "left")}, calls, [*cancelled, last], waits=waits)
     if fault == "hangs":
         cancelled, waits = [*cancelled, last], waits + 1
-    return _expected(
-        {_end_of_decode(cell, fault)}, **calls, cancelled=tuple(cancelled), waits=waits
-    )
+    return _expected({_end_of_decode(cell, fault)}, calls, cancelled, waits=waits)
 
 
 def _end_of_decode(cell: Cell, fault: Decode) -> tuple[int, End]:
@@ -212,7 +208,7 @@ def _expected_together(cell: Cell) -> Expected:
     if cell.client != "stays":
         return _leaves_together(cell)
     if prefill == "ok" and decode == "ok":
-        return _expected({(200, "whole")}, ONCE, d1=ONCE)
+        return _expected({(200, "whole")}, _calls(ONCE, d1=ONCE))
     if prefill == "ok":
         return _decode_fails_together(cell)
     return _prefill_fails_together(cell)
@@ -224,15 +220,15 @@ def _decode_fails_together(cell: Cell) -> Expected:
     waiting = ("p1",) if cell.protocol == "sglang" else ()
     if fault == "refuses":
         if not cell.spare:
-            return _expected({(502, "error")}, MAYBE, may_cancel=("p1",))
+            return _expected({(502, "error")}, _calls(MAYBE), may_cancel=["p1"])
         # Neither can have given anything away: anew with others, or, where the prefill is over
         # already, only decode.
-        return _expected({(200, "whole")}, MAYBE, MAYBE, d2=ONCE, may_cancel=("p1",))
+        return _expected({(200, "whole")}, _calls(MAYBE, MAYBE, d2=ONCE), may_cancel=["p1"])
     if fault == "500":
-        return _expected({(500, "error")}, MAYBE, d1=ONCE, may_cancel=("p1",))
+        return _expected({(500, "error")}, _calls(MAYBE, d1=ONCE), may_cancel=["p1"])
     if fault == "hangs":
-        return _expected({(504, "error")}, ONCE, d1=ONCE, cancelled=("d1", *waiting), waits=1)
-    return _expected({_end_of_decode(cell, "dies")}, ONCE, d1=ONCE)
+        return _expected({(504, "error")}, _calls(ONCE, d1=ONCE), ["d1", *waiting], waits=1)
+    return _expected({_end_of_decode(cell, "dies")}, _calls(ONCE, d1=ONCE))
 
 
 def _prefill_fails_together(cell: Cell) -> Expected:
@@ -253,8 +249,6 @@ def _prefill_fails_together(cell: Cell) -> Expected:
         ends |= {(500, "error")}
     if fault == "hangs" and other in ("refuses", "500"):
         ends.discard((504, "error"))
-    if fault == "refuses" and other == "500" and not cell.spare:
-        ends |= {(502, "error")}
     is_retried = cell.spare and "refuses" in (fault, other)
     always = ends == {(200, "whole")}
     second = (ONCE if always else MAYBE) if is_retried else NEVER
@@ -262,12 +256,9 @@ def _prefill_fails_together(cell: Cell) -> Expected:
     waits = 1 if fault == "hangs" and other in ("ok", "hangs", "dies") else 0
     if waits:
         d1 = ONCE
-    cancelled = ("p1",) if fault == "hangs" and p1 == ONCE else ()
-    if waits:
-        cancelled = ("p1", "d1")
-    return _expected(
-        ends, p1, second, d1, second, cancelled=cancelled, may_cancel=("p1", "d1"), waits=waits
-    )
+    cancelled = ["p1", "d1"] if waits else ["p1"] if fault == "hangs" and p1 == ONCE else []
+    calls = _calls(p1, second, d1, second)
+    return _expected(ends, calls, cancelled, may_cancel=["p1", "d1"], waits=waits)
 
 
 def _leaves_together(cell: Cell) -> Expected:
@@ -277,10 +268,10 @@ def _leaves_together(cell: Cell) -> Expected:
         p1 = NEVER if cell.prefill == "refuses" else MAYBE
         d1 = NEVER if cell.decode == "refuses" else MAYBE
         p2 = ONCE if cell.prefill == "refuses" else MAYBE
-        gone = ("p2", "d2") if cell.client == "in prefill" else ("d2",)
-        return _expected(left, p1, p2, d1, ONCE, cancelled=gone, may_cancel=("p1", "p2", "d1"))
+        late = ["p2", "d2"] if cell.client == "in prefill" else ["d2"]
+        return _expected(left, _calls(p1, p2, d1, ONCE), late, may_cancel=["p1", "p2", "d1"])
     if cell.client == "in prefill":
-        return _expected(left, ONCE, d1=ONCE, cancelled=("p1", "d1"))
+        return _expected(left, _calls(ONCE, d1=ONCE), ["p1", "d1"])
     waits_for_decode = cell.protocol == "sglang" and cell.decode == "hangs"
-    gone = ("p1", "d1") if waits_for_decode else ("d1",)
-    return _expected(left, ONCE, d1=ONCE, cancelled=gone)
+    gone = ["p1", "d1"] if waits_for_decode else ["d1"]
+    return _expected(left, _calls(ONCE, d1=ONCE), gone)
