@@ -105,7 +105,7 @@ def test_damaged_bodies_are_refused_the_same(
     ],
 )
 def test_long_texts_are_lifted(text: str) -> None:
-    """A long text is taken out, decoded, and stands in the prompt; at any length around the rest."""
+    """A long text is taken out, decoded, and stands in the prompt, wherever it begins."""
     for pad in range(12):
         value = "p" * pad + text
         body = json.dumps({"messages": [{"role": "user", "content": value}]}).encode()

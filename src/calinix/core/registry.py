@@ -32,6 +32,7 @@ import numpy.typing as npt
 from calinix.core.columns import Slots, Values
 from calinix.core.hashing import Chain, checked_hash, width_of
 from calinix.core.index import ShardedIndex
+from calinix.core.mirror import Block, BlockState, Mirror
 
 MAX_SLOTS: Final = 4096
 MAX_SHARDS: Final = 65536
@@ -41,57 +42,6 @@ EVICTIONS_PER_BLOCK: Final = 4
 """While a slot is over its capacity, each block that it gains evicts up to this many per width."""
 EVICTIONS_AT_ONCE: Final = 4096
 """How many blocks a smaller capacity evicts at once; later stores do the rest."""
-
-BlockState = tuple[int, int, int, int, bool, bool, int]
-"""(hash, parent or 0, ticket, copies, speculative, hidden, width): one block of a `dump`."""
-
-
-class _Block:
-    """One block in one slot. `ahead` and `behind` are its neighbours in the LRU list."""
-
-    __slots__ = (
-        "ahead", "behind", "children", "copies", "hash", "hidden", "parent", "speculative",
-        "ticket", "width",
-    )  # fmt: skip
-
-    def __init__(self, block: int, width: int):
-        self.hash = block
-        self.width = width
-        self.parent: _Block | None = None
-        self.children: dict[int, _Block] = {}
-        self.ahead: _Block = self
-        self.behind: _Block = self
-        self.ticket = 0
-        self.copies = 0
-        self.speculative = False
-        self.hidden = False
-
-
-class _Slot:
-    """The mirror of one pod. `ring` closes the LRU list: behind it the newest block."""
-
-    __slots__ = ("blocks", "capacity", "held", "ring")
-
-    def __init__(self, capacity: int):
-        self.capacity = capacity
-        self.held = 0
-        self.blocks: dict[int, _Block] = {}
-        self.ring = _Block(0, 0)
-
-    def link(self, block: _Block, ahead: _Block) -> None:
-        """Puts `block` right behind `ahead` in the LRU list."""
-        block.ahead, block.behind = ahead, ahead.behind
-        ahead.behind.ahead = block
-        ahead.behind = block
-
-    def unlink(self, block: _Block) -> None:
-        """Takes `block` out of the LRU list."""
-        block.ahead.behind, block.behind.ahead = block.behind, block.ahead
-
-    def shown(self, block: int) -> _Block | None:
-        """The block, unless it is unknown or hidden."""
-        found = self.blocks.get(block)
-        return None if found is None or found.hidden else found
 
 
 class PrefixRegistry:
@@ -107,7 +57,7 @@ class PrefixRegistry:
             raise ValueError(f"max_pods must be in 1..{MAX_SLOTS}, not {max_pods}")
         if not 1 <= index(shards) <= MAX_SHARDS:
             raise ValueError(f"shards must be in 1..{MAX_SHARDS}, not {shards}")
-        self._slots: list[_Slot | None] = [None] * max_pods
+        self._slots: list[Mirror | None] = [None] * max_pods
         self._index = ShardedIndex(shards)
 
     def __len__(self) -> int:
@@ -120,7 +70,7 @@ class PrefixRegistry:
         number = self._checked_slot(slot)
         if self._slots[number] is not None:
             self.clear(number)
-        self._slots[number] = _Slot(capacity)
+        self._slots[number] = Mirror(capacity)
 
     def set_capacity(self, slot: int, capacity_blocks: int) -> None:
         """Changes the capacity; a smaller one evicts, see EVICTIONS_AT_ONCE."""
@@ -199,7 +149,7 @@ class PrefixRegistry:
         if not 0 <= index(ticket) <= 0xFFFFFFFF:
             raise ValueError(f"not an unsigned 32-bit ticket: {ticket}")
 
-        def own(block: _Block, new: bool) -> None:
+        def own(block: Block, new: bool) -> None:
             block.speculative = block.speculative or new
             if block.speculative:
                 block.ticket = ticket
@@ -210,7 +160,7 @@ class PrefixRegistry:
         """The prompt is prefilled on `slot`: all blocks are there, and no longer speculative."""
         pod = self._open(slot)
 
-        def settle(block: _Block, new: bool) -> None:  # noqa: ARG001  same shape as route's
+        def settle(block: Block, new: bool) -> None:  # noqa: ARG001  same shape as route's
             block.speculative = False
 
         self._use(slot, pod, _checked_chain(chain), settle)
@@ -234,7 +184,7 @@ class PrefixRegistry:
         values = [checked_hash(value) for value in blocks]
         root = None if parent is None else checked_hash(parent)
         pod = self._open(slot)
-        above: _Block | None = None
+        above: Block | None = None
         if root is not None:
             above = pod.shown(root)
             if above is None:
@@ -246,7 +196,7 @@ class PrefixRegistry:
         if above is not None:
             self._touch(pod, above)
 
-        def count(block: _Block, new: bool) -> None:  # noqa: ARG001  same shape as route's
+        def count(block: Block, new: bool) -> None:  # noqa: ARG001  same shape as route's
             block.speculative = False
             block.copies = min(block.copies + 1, MAX_COPIES)
 
@@ -276,7 +226,7 @@ class PrefixRegistry:
         pod = self._open(slot)
         for block in pod.blocks.values():
             self._index.discard(block.hash, slot)
-        self._slots[slot] = _Slot(pod.capacity)
+        self._slots[slot] = Mirror(pod.capacity)
 
     def dump(self, slot: int) -> list[BlockState]:
         """The slot's blocks, most recently used first, for tests and people."""
@@ -284,20 +234,16 @@ class PrefixRegistry:
         states: list[BlockState] = []
         block = pod.ring.behind
         while block is not pod.ring:
-            parent = block.parent.hash if block.parent is not None else 0
-            states.append(
-                (block.hash, parent, block.ticket, block.copies, block.speculative, block.hidden,
-                 block.width)
-            )  # fmt: skip
+            states.append(block.state())
             block = block.behind
         return states
 
     def _use(
-        self, slot: int, pod: _Slot, chain: Chain, mark: Callable[[_Block, bool], None]
+        self, slot: int, pod: Mirror, chain: Chain, mark: Callable[[Block, bool], None]
     ) -> int:
         """Touches what `slot` shows of `chain` and stores the rest; marks all of it."""
         ((known, _),) = self._index.match(list(chain), 1 << slot)
-        above: _Block | None = None
+        above: Block | None = None
         if known:
             above = pod.blocks[chain[known - 1]]
             for block in self._touch(pod, above):
@@ -306,10 +252,10 @@ class PrefixRegistry:
         self._store(slot, pod, above, rest, mark)
         return chain.depth(known)
 
-    def _touch(self, pod: _Slot, last: _Block) -> list[_Block]:
+    def _touch(self, pod: Mirror, last: Block) -> list[Block]:
         """Moves the path from `last` up to the root to the front, `last` first; returns it."""
-        path: list[_Block] = []
-        block: _Block | None = last
+        path: list[Block] = []
+        block: Block | None = last
         while block is not None:
             pod.unlink(block)
             pod.link(block, pod.ring)
@@ -320,10 +266,10 @@ class PrefixRegistry:
     def _store(
         self,
         slot: int,
-        pod: _Slot,
-        above: _Block | None,
+        pod: Mirror,
+        above: Block | None,
         values: list[tuple[int, int]],
-        mark: Callable[[_Block, bool], None],
+        mark: Callable[[Block, bool], None],
     ) -> None:
         """Makes the slot show (hash, width) each as the child of the one before, until full."""
         for value, width in values:
@@ -332,7 +278,7 @@ class PrefixRegistry:
             if block is None:
                 if not self._make_room(slot, pod, above, width):
                     return
-                block = pod.blocks[value] = _Block(value, width)
+                block = pod.blocks[value] = Block(value, width)
                 pod.held += width
             elif block.hidden:
                 pod.unlink(block)
@@ -350,7 +296,7 @@ class PrefixRegistry:
             mark(block, new)
             above = block
 
-    def _make_room(self, slot: int, pod: _Slot, above: _Block | None, width: int) -> bool:
+    def _make_room(self, slot: int, pod: Mirror, above: Block | None, width: int) -> bool:
         """Evicts until one more block fits; False when only the path to `above` is left."""
         for _ in range(EVICTIONS_PER_BLOCK * width):
             if pod.held + width <= pod.capacity:
@@ -361,7 +307,7 @@ class PrefixRegistry:
             self._delete(slot, pod, last)
         return True
 
-    def _delete(self, slot: int, pod: _Slot, block: _Block) -> None:
+    def _delete(self, slot: int, pod: Mirror, block: Block) -> None:
         """The block goes; its descendants are hidden and lose their place in the tree."""
         if block.parent is not None:
             del block.parent.children[block.hash]
@@ -384,7 +330,7 @@ class PrefixRegistry:
             raise ValueError(f"slot {slot} is outside of 0..{len(self._slots) - 1}")
         return slot
 
-    def _open(self, slot: int) -> _Slot:
+    def _open(self, slot: int) -> Mirror:
         pod = self._slots[self._checked_slot(slot)]
         if pod is None:
             raise ValueError(f"slot {slot} is not open")
