@@ -137,8 +137,13 @@ async def test_without_pyzmq() -> None:
     patch = pytest.MonkeyPatch()
     with patch.context() as inside:
         inside.setattr(kv_sockets, "zmq", None)
-        with pytest.raises(ConfigError, match=r"calinix\[events\]"):
-            Sockets(asyncio.get_running_loop())
+        for config in (
+            config_of(pod_of("p", endpoint="tcp://127.0.0.1:9")),
+            config_of(pod_of("p"), bind="tcp://127.0.0.1:0"),
+        ):
+            with pytest.raises(ConfigError, match=r"calinix\[events\]"):
+                async with feeding(config):
+                    pass
         async with feeding(config_of(pod_of("p"))) as (feed, _):
             assert feed.views() == {}
 

@@ -21,7 +21,7 @@ from calinix.config.kv_events import say_blocks
 from calinix.core.events import Event
 from calinix.edge.http_client import FetchError, PodClient, fetch
 from calinix.edge.kv_lines import Places, ReplayLine
-from calinix.edge.kv_sockets import Inlet, Sockets
+from calinix.edge.kv_sockets import Inlet, Sockets, require
 from calinix.engines.kv_events import Message, read_message
 from calinix.engines.kv_names import Namespaces
 from calinix.engines.kv_pod import KvPod, KvPodSettings, KvView
@@ -85,6 +85,9 @@ class KvFeed:
         epoch_of: Callable[[str], int],
         clock: Callable[[], float] = time.monotonic,
     ):
+        """Raises ConfigError where events are configured and pyzmq is not installed."""
+        if config.cache_registry.enabled and are_configured(config):
+            require()
         self._config = config
         self._loop = loop
         self._observe = observe
@@ -350,6 +353,15 @@ class KvFeed:
 def clears_only(config: Config) -> bool:
     """Whether events may only say that a cache is empty: blocks of text are not the engine's."""
     return not say_blocks(config.kv_events, config.gateway.tokenizer)
+
+
+def are_configured(config: Config) -> bool:
+    """Whether some pod's events may come."""
+    single, dispatch = config.upstreams.single, config.upstreams.dispatch
+    pods = [*(single.pods if single is not None else ())]
+    if dispatch is not None:
+        pods += [*dispatch.prefill.pods, *dispatch.decode.pods]
+    return config.kv_events.bind is not None or any(pod.kv_events.endpoint for pod in pods)
 
 
 def at_rank(endpoint: str, rank: int) -> str:

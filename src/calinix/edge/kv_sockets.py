@@ -38,6 +38,12 @@ _RECONNECT_MS, _MAX_RECONNECT_MS = 100, 5_000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
 
 
+def require() -> None:
+    """Raises ConfigError where pyzmq is not installed."""
+    if zmq is None:
+        raise ConfigError(["kvEvents needs pyzmq: pip install 'calinix[events]'"])
+
+
 class Inlet:
     """One socket; `deliver` takes the frames of each message that it receives."""
 
@@ -81,8 +87,7 @@ class Sockets:
         self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.perf_counter
     ):
         """Raises ConfigError where pyzmq is not installed."""
-        if zmq is None:
-            raise ConfigError(["kvEvents needs pyzmq: pip install 'calinix[events]'"])
+        require()
         self._loop = loop
         self._clock = clock
         self._context = _shared_context()
