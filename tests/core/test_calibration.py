@@ -165,7 +165,7 @@ def test_times_to_the_first_token() -> None:
     for _ in range(50):
         calibration.first_token_seen(0, 1.0, 0.75)
     pod = calibration.of(0)
-    assert (pod.error_s, pod.bias_s) == (pytest.approx(0.25), pytest.approx(0.25))
+    assert [pod.error_s, pod.bias_s] == pytest.approx([0.25, 0.25])
     for _ in range(200):
         calibration.first_token_seen(0, 1.0, 1.5)
     assert pod.bias_s == pytest.approx(-0.5, abs=0.01)

@@ -320,7 +320,8 @@ def test_growing_blocks_are_hashed_as_wide_as_they_are(
     data: bytes, size: int, steady: int, limit: int
 ) -> None:
     """Block k is hashed over its own width, whichever form does it, and where batches end."""
-    state, start, expected = 7, 0, []
+    state, start = 7, 0
+    expected: list[int] = []
     while len(expected) < limit:
         wide = size * hashing.width_of(len(expected), steady)
         if start + wide > len(data):

@@ -185,7 +185,7 @@ async def test_mooncake_asks_the_bootstrap_server_once_and_anew_after_a_failure(
 @kit.on_loop
 async def test_prefill_threshold() -> None:
     """A prompt that is short, or cached on the decode pod, is served by the decode pod alone."""
-    extra = {"upstreams": {"dispatch": {"prefillThreshold": 20}}}
+    extra: dict[str, Any] = {"upstreams": {"dispatch": {"prefillThreshold": 20}}}
     extra |= {"gateway": {"strategy": "cacheAware"}}
     async with pair_behind("nixl", extra=extra) as (app, prefill, decode):
         short = await kit.http(app.server.port, "POST", CHAT, chat_body("Hi", max_tokens=2))
@@ -329,7 +329,7 @@ async def test_a_busy_pod_of_a_pair_is_left_for_another(kind: str, busy: str, st
         MockPod(role="decode", **made) as d1,
         MockPod(role="decode", **made) as d2,
     ):
-        first = {
+        first: dict[str, str | RawPod | dict[str, Any]] = {
             name: {"url": pod.url, "bootstrapPort": pod.connector.port}
             for name, pod in (("p1", p1), ("p2", p2))
         }

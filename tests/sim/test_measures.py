@@ -151,10 +151,11 @@ def test_series_are_bounded() -> None:
     samples = Samples(
         times_s=np.arange(1000.0), queue=np.ones((1000, 256)), weights=np.ones((1000, 256))
     )
+    many: list[tuple[Role, float]] = [("single", 1.0)] * 256
     run = a_run(
         5000,
         samples=samples,
-        pods=pods(*[("single", 1.0)] * 256),
+        pods=pods(*many),
         predicted_queue=tuple((float(n), np.ones((10, 256))) for n in range(1000)),
     )
     series = series_of(run)
