@@ -29,6 +29,9 @@ BELIEVE: Final = 0.15
 SLACK_TOKENS: Final = 64.0
 """Less than this is no lack: engines cache whole blocks, and sizes are estimates."""
 FADE_S: Final = 60.0
+_NEWEST: Final = 0.05
+_SETTLED: Final = 20
+"""Of so many samples on, the newest has this weight in a mean; before, it is a plain mean."""
 LEAST_TRUST: Final = 0.05
 """Of two pods that are always wrong, the one that is believed to hold more is tried."""
 
@@ -118,7 +121,9 @@ class Calibration:
         error = (missing if missing > 0.0 else -missing) / prompt_tokens
         count = pod.cache_samples + 1
         pod.cache_samples = count
-        pod.cache_error += (error - pod.cache_error) * _weight(count)
+        pod.cache_error += (error - pod.cache_error) * (
+            1.0 / count if count < _SETTLED else _NEWEST
+        )
         if believed <= 0.0:
             return
         pod.lack_samples += 1
@@ -127,7 +132,7 @@ class Calibration:
         if missing > SLACK_TOKENS:
             pod.lacking_tokens += missing - SLACK_TOKENS
         pod.evidence_s = now
-        if pod.lack_samples >= LEAST_SAMPLES and self.acts:
+        if self.doubted or pod.lacking_tokens > DOUBT * pod.believed_tokens:
             self._judge(slot, pod)
 
     def first_token_seen(self, slot: int, predicted_s: float, found_s: float) -> None:
@@ -136,7 +141,7 @@ class Calibration:
         error = predicted_s - found_s
         count = pod.ttft_samples + 1
         pod.ttft_samples = count
-        weight = _weight(count)
+        weight = 1.0 / count if count < _SETTLED else _NEWEST
         pod.bias_s += (error - pod.bias_s) * weight
         pod.error_s += ((error if error > 0.0 else -error) - pod.error_s) * weight
 
@@ -153,6 +158,8 @@ class Calibration:
                 self._judge(slot, pod)
 
     def _judge(self, slot: int, pod: PodErrors) -> None:
+        if pod.lack_samples < LEAST_SAMPLES or not self.acts:
+            return
         lack = pod.lacking_tokens / pod.believed_tokens
         bit = 1 << slot
         if lack > DOUBT or (self.doubted & bit and lack >= BELIEVE):
@@ -162,9 +169,3 @@ class Calibration:
         elif self.doubted & bit:
             pod.trust = 1.0
             self.doubted &= ~bit
-
-
-def _weight(count: int) -> float:
-    """Of the newest of so many samples: a plain mean at first, then one with forgetting."""
-    least = 1.0 - KEEP
-    return 1.0 / count if count * least < 1.0 else least
