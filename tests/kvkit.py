@@ -160,11 +160,20 @@ class Told:
             self.pod.replayed(rank, answer, self.now)
         if end:
             self.pod.replayed(rank, "end", self.now)
+        self.drain()
+
+    def drain(self) -> None:
+        """What waited for a replay has its turns."""
+        for _ in range(10_000):
+            if not self.pod.drain(self.now):
+                return
+        raise AssertionError("it never ends")
 
     def tick(self, after_s: float = 0.0) -> None:
         """Time goes on."""
         self.now += after_s
         self.pod.tick(self.now)
+        self.drain()
 
     def source(self) -> str:
         """What the pod's blocks stand on."""

@@ -14,7 +14,7 @@ from rich.syntax import Syntax
 from calinix.cli_tokens import token_notes
 from calinix.config import Config, expanded, json_schema, load_config
 from calinix.core.kv import COMPILED
-from calinix.edge.kv_feed import clears_only
+from calinix.edge.kv_settings import clears_only
 from calinix.errors import ConfigError
 from calinix.gateway import proxy
 from calinix.gateway.upstreams import pods_by_role

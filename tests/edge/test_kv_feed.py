@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 
 import kit
 from calinix.edge import kv_sockets
-from calinix.edge.kv_feed import SILENT_S, at_rank, base_model, model_in
+from calinix.edge.kv_feed import SILENT_S
 from calinix.edge.kv_lines import AT_ONCE, Places, ReplayLine
+from calinix.edge.kv_settings import at_rank, base_model, model_in
 from calinix.edge.kv_sockets import BURST, Inlet, Sockets
 from calinix.engines.kv_events import Message, replay_end
 from calinix.engines.kv_events import message as frames_of

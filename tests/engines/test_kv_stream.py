@@ -352,10 +352,43 @@ def test_what_waits_for_a_replay_is_bounded() -> None:
     told = Told(told_router())
     told.tick()
     huge = bytes(1 << 20)
-    for number in range(100):
+    for number in range(1, 100):
         told.live(Message(b"", number, huge))
     waiting = told.pod.streams[0]._pending
     assert 0 < sum(len(message.payload) for message in waiting) <= 16 << 20
     for number in range(100, 9000):
         told.live(Message(b"", number, b"x"))
     assert len(waiting) <= 4096
+
+
+def test_live_batches_do_not_wait_for_a_check() -> None:
+    """While a publisher is asked whether it is still the same, what it publishes counts at once."""
+    engine, told = Engine(1000), Told(told_router(), check_s=1.0)
+    told.tick()
+    told.replay()
+    told.live(*published(engine, 2))
+    told.tick(1.1)
+    assert told.lines[0].asked == [0, 1]
+    told.live(*published(engine, 2, kind=2))
+    assert believed_kinds(told, 0, 1, 2, 3) == [2, 2, 2, 2]
+    told.replay(*engine.replay(1))
+    assert told.kinds().count("PodRestarted") == 0
+    assert (told.source(), told.pod.view().stored) == ("events", 8)
+
+
+def test_what_has_waited_counts_one_by_one() -> None:
+    """After a replay the batches behind it have their turns; later ones stay behind them."""
+    engine, told = Engine(1000), Told(told_router())
+    first, _, *rest = published(engine, 6)
+    told.tick()
+    told.replay(end=False)
+    told.live(first, *rest[:3])
+    for answer in engine.replay(0)[:2]:
+        told.pod.replayed(0, answer, told.now)
+    told.pod.replayed(0, "end", told.now)
+    assert believed_kinds(told, 0, 1, 2, 3, 4) == [2, 2, 0, 0, 0]
+    assert told.pod.drain(told.now)
+    told.live(rest[3])
+    assert believed_kinds(told, 2, 3, 4, 5) == [2, 0, 0, 0]
+    told.drain()
+    assert believed_kinds(told, 2, 3, 4, 5) == [2, 2, 2, 2]

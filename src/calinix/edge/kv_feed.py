@@ -13,15 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-import msgspec
 import structlog
 
 from calinix.config import Config, PodConfig
-from calinix.config.kv_events import say_blocks
 from calinix.core.events import Event
 from calinix.edge.http_client import FetchError, PodClient, fetch
 from calinix.edge.kv_lines import Places, ReplayLine
-from calinix.edge.kv_sockets import Inlet, Sockets, require
+from calinix.edge.kv_settings import are_configured, at_rank, base_model, clears_only, model_in
+from calinix.edge.kv_sockets import Backlog, Inlet, Sockets, require
 from calinix.engines.kv_events import Message, read_message
 from calinix.engines.kv_names import Namespaces
 from calinix.engines.kv_pod import KvPod, KvPodSettings, KvView
@@ -40,20 +39,13 @@ _MODELS_RETRY_S = 2.0
 _MAX_TOPICS = 4096
 
 
-class _Card(msgspec.Struct):
-    id: str
-    parent: str | None = None
-    """Of an adapter, its base model."""
-
-
-class _Models(msgspec.Struct):
-    data: list[_Card] = []
-
-
 class _Fed:
     """One pod whose events are wanted."""
 
-    __slots__ = ("client", "config", "inlets", "lines", "pod", "said", "since_s", "task", "warned")
+    __slots__ = (
+        "backlog", "client", "config", "inlets", "lines", "pod", "said", "since_s", "task",
+        "warned",
+    )  # fmt: skip
 
     def __init__(self, config: PodConfig, client: PodClient, since_s: float):
         self.config = config
@@ -61,6 +53,7 @@ class _Fed:
         self.since_s = since_s
         self.pod: KvPod | None = None
         """None: its base model is not known yet."""
+        self.backlog: Backlog | None = None
         self.inlets: list[Inlet] = []
         self.lines: list[ReplayLine] = []
         self.task: asyncio.Task[None] | None = None
@@ -146,6 +139,7 @@ class KvFeed:
         if fed is None:
             return
         self._topics.clear()
+        fed.pod = None
         if fed.task is not None:
             fed.task.cancel()
         for line in fed.lines:
@@ -196,6 +190,7 @@ class KvFeed:
         )
         try:
             sockets = self._need_sockets()
+            fed.backlog = Backlog(functools.partial(self._drain, fed))
             fed.pod = KvPod(
                 settings,
                 self._namespaces,
@@ -271,6 +266,16 @@ class KvFeed:
     def _replayed(self, fed: _Fed, rank: int, answer: Message | Literal["end"]) -> None:
         if fed.pod is not None:
             fed.pod.replayed(rank, answer, self._now())
+            if answer == "end":
+                self._catch_up(fed)
+
+    def _catch_up(self, fed: _Fed) -> None:
+        """What has waited for a replay stands in line now."""
+        if self._sockets is not None and fed.backlog is not None:
+            self._sockets.wake(fed.backlog)
+
+    def _drain(self, fed: _Fed) -> bool:
+        return fed.pod is not None and fed.pod.drain(self._now())
 
     def _whose(self, topic: bytes) -> _Fed | None:
         if topic in self._topics:
@@ -307,6 +312,8 @@ class KvFeed:
                 line.send()
             if fed.pod is not None:
                 fed.pod.tick(now)
+                if fed.pod.behind:
+                    self._catch_up(fed)
             self._say(fed, now)
 
     def _due(self) -> Iterator[_Fed]:
@@ -348,40 +355,3 @@ class KvFeed:
         if what not in fed.warned:
             fed.warned.add(what)
             log.warning(what, pod=fed.config.id, **more)
-
-
-def clears_only(config: Config) -> bool:
-    """Whether events may only say that a cache is empty: blocks of text are not the engine's."""
-    return not say_blocks(config.kv_events, config.gateway.tokenizer)
-
-
-def are_configured(config: Config) -> bool:
-    """Whether some pod's events may come."""
-    single, dispatch = config.upstreams.single, config.upstreams.dispatch
-    pods = [*(single.pods if single is not None else ())]
-    if dispatch is not None:
-        pods += [*dispatch.prefill.pods, *dispatch.decode.pods]
-    return config.kv_events.bind is not None or any(pod.kv_events.endpoint for pod in pods)
-
-
-def at_rank(endpoint: str, rank: int) -> str:
-    """The endpoint of a DP rank: engines add the rank to the port."""
-    if rank == 0:
-        return endpoint
-    head, _, port = endpoint.rpartition(":")
-    return f"{head}:{int(port) + rank}"
-
-
-def model_in(topic: bytes) -> str:
-    """The model of a topic `kv@POD@MODEL`; empty where it names none."""
-    parts = topic.split(b"@", 2)
-    return parts[2].decode("utf-8", "replace") if len(parts) == 3 else ""
-
-
-def base_model(answer: bytes) -> str | None:
-    """The first model of a pod's /v1/models that is no adapter."""
-    try:
-        models = msgspec.json.decode(answer, type=_Models)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-    return next((card.id for card in models.data if card.parent is None), None)

@@ -44,6 +44,19 @@ def require() -> None:
         raise ConfigError(["kvEvents needs pyzmq: pip install 'calinix[events]'"])
 
 
+class Backlog:
+    """Work that stands in line with the sockets: `step` does one piece, and says if there is more.
+
+    A piece takes no longer than a message does.
+    """
+
+    __slots__ = ("queued", "step")
+
+    def __init__(self, step: Callable[[], bool]):
+        self.step = step
+        self.queued = False
+
+
 class Inlet:
     """One socket; `deliver` takes the frames of each message that it receives."""
 
@@ -54,12 +67,14 @@ class Inlet:
         self.deliver = deliver
         self.queued = False
 
-    def receive(self) -> list[bytes] | None:
-        """The frames of the next message; None: there is none."""
+    def step(self) -> bool:
+        """Delivers the next message; False: there is none."""
         try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return None
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.ZMQError:  # also when it was closed meanwhile
+            return False
+        self.deliver(frames)
+        return True
 
 
 class Publisher:
@@ -91,7 +106,7 @@ class Sockets:
         self._loop = loop
         self._clock = clock
         self._context = _shared_context()
-        self._ready: deque[Inlet] = deque()
+        self._ready: deque[Inlet | Backlog] = deque()
         self._turn_asked = False
 
     def subscribe(
@@ -157,11 +172,11 @@ class Sockets:
         inlet.socket.close(linger=0)
         inlet.deliver = _drop
 
-    def wake(self, inlet: Inlet) -> None:
-        """Something may have come."""
-        if not inlet.queued:
-            inlet.queued = True
-            self._ready.append(inlet)
+    def wake(self, item: Inlet | Backlog) -> None:
+        """There may be something to do: it stands in line."""
+        if not item.queued:
+            item.queued = True
+            self._ready.append(item)
         self._ask_for_turn()
 
     def _ask_for_turn(self) -> None:
@@ -175,29 +190,25 @@ class Sockets:
         until_s = clock() + SHARE_S
         try:
             while ready and clock() < until_s:
-                inlet = ready.popleft()
-                inlet.queued = False
+                item = ready.popleft()
+                item.queued = False
                 more = True
                 try:
-                    more = self._serve(inlet, until_s)
+                    more = self._serve(item, until_s)
                 finally:
-                    if more and not inlet.queued:
-                        inlet.queued = True
-                        ready.append(inlet)
+                    if more and not item.queued:
+                        item.queued = True
+                        ready.append(item)
         finally:
             self._turn_asked = False
             if ready:
                 self._ask_for_turn()
 
-    def _serve(self, inlet: Inlet, until_s: float) -> bool:
-        """Delivers what is there, up to a bound; True: there may be more."""
+    def _serve(self, item: Inlet | Backlog, until_s: float) -> bool:
+        """Does what is there, up to a bound; True: there may be more."""
         for _ in range(BURST):
-            if inlet.socket.closed:
+            if not item.step():
                 return False
-            frames = inlet.receive()
-            if frames is None:
-                return False
-            inlet.deliver(frames)
             if self._clock() >= until_s:
                 break
         return True

@@ -129,6 +129,21 @@ class KvPod:
         self.streams[rank].replayed(answer, now)
         self._look_back(self.streams[rank], now)
 
+    def drain(self, now: float) -> bool:
+        """Lets one batch count that has waited for a replay; whether more can follow it."""
+        self._follow(now)
+        for stream in self.streams:
+            if stream.behind:
+                stream.drain(now)
+                self._look_back(stream, now)
+                break
+        return self.behind
+
+    @property
+    def behind(self) -> bool:
+        """Batches are there for `drain`."""
+        return any(stream.behind for stream in self.streams)
+
     def tick(self, now: float) -> None:
         """To be called some times a second."""
         self._follow(now)

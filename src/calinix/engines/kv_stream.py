@@ -101,8 +101,8 @@ class KvStream:
         self._pending_bytes = 0
         self._asking = False
         self._asked_s = 0.0
-        self._check = False
-        """The first answer has to be the last batch that counts."""
+        self._check: tuple[int, int] | None = None
+        """Number and fingerprint of the batch that the first answer has to repeat."""
         self._started = False
         self._skip = False
         """The rest of the answers is of no use; then it is asked again."""
@@ -125,7 +125,7 @@ class KvStream:
             self._start_anew(now)
         self._heard = message.sequence
         self._misses = 0
-        if self._asking or not self._take(message, now):
+        if self._pending or not self._take(message, now):
             self._keep(message)
 
     def replayed(self, answer: Message | Literal["end"], now: float) -> None:
@@ -138,6 +138,20 @@ class KvStream:
             self._end(now)
         elif not self._skip:
             self._answer(answer, now)
+
+    def drain(self, now: float) -> bool:
+        """Lets one batch count that has waited for a replay; whether more can follow it."""
+        if self.behind:
+            message = self._pending[0]
+            if self._take(message, now) and self._pending:
+                self._pending.popleft()
+                self._pending_bytes -= len(message.payload)
+        return self.behind
+
+    @property
+    def behind(self) -> bool:
+        """Batches have waited for a replay, and need not wait any more: `drain` takes them."""
+        return bool(self._pending) and not self._asking
 
     def tick(self, now: float) -> None:
         """Gives up on a replay that does not come; asks a silent publisher whether it lives."""
@@ -158,13 +172,13 @@ class KvStream:
     # --- in order ----------------------------------------------------------------------------
 
     def _take(self, message: Message, now: float) -> bool:
-        """Lets the batch count if it is next; False: what is before it was asked for."""
+        """Lets the batch count if it is next; False: what is before it is asked for."""
         missing = message.sequence - self._last - 1
         if missing < 0:
             return True
-        if missing and now >= self._rest_until_s and self._ask(now):
-            return False
         if missing:
+            if self._asking or (now >= self._rest_until_s and self._ask(now)):
+                return False
             self._lose(missing)
         self._count(message, now)
         return True
@@ -222,15 +236,6 @@ class KvStream:
             self._pending.append(message)
             self._pending_bytes += size
 
-    def _drain(self, now: float) -> None:
-        """Lets count what came while a replay was under way."""
-        while self._pending and not self._asking:
-            message = self._pending.popleft()
-            self._pending_bytes -= len(message.payload)
-            if not self._take(message, now):
-                self._pending.appendleft(message)
-                self._pending_bytes += len(message.payload)
-
     # --- replays -----------------------------------------------------------------------------
 
     def _ask(self, now: float) -> bool:
@@ -240,7 +245,7 @@ class KvStream:
             return False
         self.replays += 1
         self._asking, self._asked_s = True, now
-        self._check = self._last >= 0
+        self._check = (self._last, self._fingerprint) if self._last >= 0 else None
         self._started = self._skip = False
         return True
 
@@ -255,12 +260,11 @@ class KvStream:
         self._misses += 1
         if self._misses >= MAX_MISSES and self.source == "events":
             self.source = "history"
-        self._drain(now)
 
     def _answer(self, message: Message, now: float) -> None:
-        if self._check and message.sequence >= self._last:
-            self._check = False
-            if message.sequence == self._last and hash(message.payload) != self._fingerprint:
+        if self._check is not None and message.sequence >= self._check[0]:
+            known, self._check = self._check, None
+            if message.sequence == known[0] and hash(message.payload) != known[1]:
                 self._is_another(now)
                 return
         missing = message.sequence - self._last - 1
@@ -282,7 +286,7 @@ class KvStream:
         self._asking = self._skip = True
 
     def _end(self, now: float) -> None:
-        if self._check:
+        if self._check is not None:
             # It has not come as far as that: it is younger than what counted.
             self._is_another(now)
         self._asking = False
@@ -294,4 +298,3 @@ class KvStream:
         self._rounds = 0
         if self.source == "history":
             self.source = "events"
-        self._drain(now)
