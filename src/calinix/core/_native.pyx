@@ -1409,6 +1409,21 @@ def drawn(weights, slots, double draw, Py_ssize_t without=-1):
     return last
 
 
+def backlog_s(work, paces, slots, double pace, more=None):
+    """Seconds of backlog; see `calinix.core.columns.backlog_s`."""
+    cdef array.array speeds = doubles(paces), places = ints(slots)
+    cdef array.array out = gathered(doubles(work), places, more)
+    cdef double *values = out.data.as_doubles
+    cdef Py_ssize_t count = Py_SIZE(places), i
+    cdef double speed, total = 0.0
+    inside(speeds, places)
+    for i in range(count):
+        speed = speeds.data.as_doubles[places.data.as_ints[i]]
+        values[i] *= speed if speed > 0.0 else pace
+        total += values[i]
+    return out, total / count
+
+
 def prefill_s(
     depths, paces, slots, double pace, double tokens, double block_tokens, double cap_blocks,
     double attention, double fixed
@@ -1464,8 +1479,6 @@ cdef class Loads:
     cdef readonly array.array decode_tokens
     cdef readonly array.array bounds
     cdef readonly array.array work
-    cdef readonly array.array head
-    cdef readonly array.array since
     cdef readonly array.array context
     cdef readonly array.array done
     cdef readonly array.array busy_s
@@ -1482,8 +1495,6 @@ cdef class Loads:
         self.decode_tokens = array.clone(DOUBLES, slots, True)
         self.bounds = array.clone(DOUBLES, slots, True)
         self.work = array.clone(DOUBLES, slots, True)
-        self.head = array.clone(DOUBLES, slots, True)
-        self.since = array.clone(DOUBLES, slots, True)
         self.context = array.clone(DOUBLES, slots, True)
         self.done = array.clone(DOUBLES, slots, True)
         self.busy_s = array.clone(DOUBLES, slots, True)
@@ -1491,7 +1502,7 @@ cdef class Loads:
         # An array that is viewed cannot be made longer or shorter.
         columns = (
             self.inflight, self.prefill_tokens, self.decode_tokens, self.bounds, self.work,
-            self.head, self.since, self.context, self.done, self.busy_s, self.busy_from,
+            self.context, self.done, self.busy_s, self.busy_from,
         )
         self.views = tuple([memoryview(column) for column in columns])
 
@@ -1551,36 +1562,6 @@ cdef class Loads:
 
 
 # ---- Texts ---------------------------------------------------------------------------------------
-
-def backlog_s(
-    Loads loads not None, paces, slots, double pace, double now, double share, more=None
-):
-    """Seconds of backlog; see `calinix.core.columns.backlog_s`."""
-    cdef array.array speeds = doubles(paces), places = ints(slots)
-    cdef array.array out = gathered(loads.work, places, more)
-    cdef double *values = out.data.as_doubles
-    cdef Py_ssize_t count = Py_SIZE(places), i
-    cdef double speed, head_s, gone_s, left_s, total = 0.0
-    cdef int slot
-    inside(speeds, places)
-    for i in range(count):
-        slot = places.data.as_ints[i]
-        speed = speeds.data.as_doubles[slot]
-        if not speed > 0.0:
-            speed = pace
-        head_s = loads.head.data.as_doubles[slot] * speed
-        gone_s = now - loads.since.data.as_doubles[slot]
-        values[i] *= speed
-        if head_s > 0.0 and gone_s > 0.0:
-            left_s = share * (gone_s if gone_s > head_s else head_s)
-            if head_s - gone_s > left_s:
-                left_s = head_s - gone_s
-            values[i] += left_s - head_s
-            if values[i] < 0.0:
-                values[i] = 0.0
-        total += values[i]
-    return out, total / count
-
 
 def join(list pieces not None):
     """Texts as UTF-8 and bytes, one after the other; see `calinix.core.hashing.join`."""

@@ -127,8 +127,6 @@ class Ledger:
         """When `release_due` has something to do."""
         self._holders = [0] * table.max_pods
         self._waiting: list[deque[Lease] | None] = [None] * table.max_pods
-        self._heads = [0] * table.max_pods
-        """By slot: id of the lease whose prefill is believed to run; 0: none."""
         self.unseen: dict[int, tuple[float, float]] = {}
         """Slot -> (effort, since): prefills that ended unseen since the pod's last first token."""
         self.loads = Loads(table.max_pods)
@@ -200,28 +198,19 @@ class Ledger:
                 self.recheck(prefill.slot)
             slot = prefill.slot
         if effort:
-            self._line_up(slot, lease, now)
+            self._line_up(slot, lease)
         return lease
 
-    def _line_up(self, slot: int, lease: Lease, now: float) -> None:
+    def _line_up(self, slot: int, lease: Lease) -> None:
         waiting = self._waiting[slot]
         if waiting is None:
             waiting = self._waiting[slot] = deque(maxlen=_MAX_WAITING)
         while waiting and not waiting[0].effort_held:
             waiting.popleft()
         waiting.append(lease)
-        if not self._heads[slot]:
-            self._next_head(slot, now)
-            if self.unseen:
-                # Time in which a pod had nothing to do says nothing of its speed.
-                self.unseen.pop(slot, None)
-
-    def _next_head(self, slot: int, now: float) -> None:
-        """From now on the pod is believed to prefill the oldest of its requests."""
-        head = self.oldest(slot)
-        self._heads[slot] = 0 if head is None else head.id
-        self.loads.head[slot] = 0.0 if head is None else head.effort
-        self.loads.since[slot] = now
+        if self.unseen and self.loads.work[slot] == lease.effort:
+            # Nothing waited: time in which a pod had nothing to do says nothing of its speed.
+            self.unseen.pop(slot, None)
 
     def oldest(self, slot: int) -> Lease | None:
         """The request that the pod has had longest without its first token."""
@@ -230,15 +219,13 @@ class Ledger:
             waiting.popleft()
         return waiting[0] if waiting else None
 
-    def pass_line(self, slot: int, lease: Lease, now: float) -> None:
+    def pass_line(self, slot: int, lease: Lease) -> None:
         """The pod has prefilled `lease`, so also what it got before and does not tell of."""
         waiting = self._waiting[slot]
         while waiting and waiting[0].id <= lease.id:
             earlier = waiting.popleft()
             if earlier.hidden and earlier.effort_held:
-                self.release_prefill(earlier, now)
-        if 0 < self._heads[slot] <= lease.id:
-            self._next_head(slot, now)
+                self.release_prefill(earlier)
 
     def hide(self, lease: Lease, due_s: float) -> None:
         """Its first token will not be seen: it is believed there at `due_s` at the latest."""
@@ -250,7 +237,7 @@ class Ledger:
         effort, since_s = self.unseen.pop(slot, (0.0, dispatched_s))
         return effort, since_s if since_s < dispatched_s else dispatched_s  # noqa: FURB136
 
-    def release_prefill(self, lease: Lease, now: float = 0.0) -> None:
+    def release_prefill(self, lease: Lease) -> None:
         """The prompt is prefilled: that part goes back. Harmless the second time."""
         tokens, prefill, effort = lease.prefill_tokens, lease.prefill, lease.effort_held
         if prefill is None:
@@ -260,16 +247,12 @@ class Ledger:
                 self.loads.give_prefill(slot, tokens, False, effort)
                 if lease.hidden:
                     self._end_unseen(slot, lease)
-                if self._heads[slot] == lease.id:
-                    self._next_head(slot, now)
         elif tokens or effort or lease.prefill_held:
             slot, held = prefill.slot, lease.prefill_held
             lease.prefill_tokens = lease.effort_held = 0.0
             lease.prefill_held = False
             if self.loads.give_prefill(slot, tokens, held, effort):
                 self.recheck(slot)
-            if self._heads[slot] == lease.id:
-                self._next_head(slot, now)
 
     def _end_unseen(self, slot: int, lease: Lease) -> None:
         done, since_s = self.unseen.get(slot, (0.0, lease.opened_s))
@@ -292,11 +275,9 @@ class Ledger:
                 lease.prefill_tokens = lease.effort_held = 0.0
                 if lease.hidden and not is_lost:
                     self._end_unseen(slot, lease)
-                if self._heads[slot] == lease.id:
-                    self._next_head(slot, now)
         else:
             self._holders[prefill.slot] -= 1
-            self.release_prefill(lease, now)
+            self.release_prefill(lease)
         output, context = lease.decode_tokens, lease.context
         if self.loads.give(slot, tokens, output, effort, context, now, not is_lost):
             self.recheck(slot)
@@ -316,7 +297,7 @@ class Ledger:
         while limit and releases and releases[0][0] <= now:
             lease = self.leases.get(heapq.heappop(releases)[1])
             if lease is not None:
-                self.release_prefill(lease, now)
+                self.release_prefill(lease)
             limit -= 1
         self.next_release_s = releases[0][0] if releases else float("inf")
 

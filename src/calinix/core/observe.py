@@ -218,12 +218,12 @@ class Observer:
         ledger = self._ledger
         if lease.hidden or not lease.effort:
             return
+        ledger.pass_line(pod.slot, lease)
         if lease.ahead:
             # Work of others stood between two first tokens of ours: only the whole wait is known.
             self._rates.learn(pod, lease.ahead, lease.opened_s, now, is_wait=True)
             return
         effort, since_s = lease.effort, lease.opened_s
-        ledger.pass_line(pod.slot, lease)
         if ledger.unseen:
             unseen, since_s = ledger.take_unseen(pod.slot, since_s)
             effort += unseen
