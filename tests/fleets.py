@@ -51,7 +51,11 @@ class Fleet:
         if named["prefill"]:
             groups = {role: {"pods": named[role]} for role in ("prefill", "decode")}
             upstreams["dispatch"] = {"protocol": "nixl", **groups}
-        base = {"upstreams": upstreams, "log": {"level": "warning", "requests": False}}
+        base = {
+            "upstreams": upstreams,
+            "log": {"level": "warning", "requests": False},
+            "scrape": {"when": "never"},  # tests count the links of probes and requests
+        }
         return merged(base, extra or {})
 
     def posts(self, pod_id: str) -> int:
