@@ -49,7 +49,7 @@ from realpods.transfer import (
 from realpods.vllm_pods import Engine, PodSpec, call, new_spec, start_pod, wait_for_pods
 
 RESULTS = BENCHMARKS / "results"
-REQUESTS, QUICK_REQUESTS = 580, 120
+REQUESTS, QUICK_REQUESTS, ALONE = 580, 120, 100
 CLIENTS = 4
 BLOCKS = 160
 MIN_COMPARED, MIN_EVICTED = 500, 50
@@ -70,6 +70,8 @@ class Report(msgspec.Struct, frozen=True):
 
     vllm: str
     agreements: list[Agreement] = []
+    alone: Agreement | None = None
+    """With KV events, and one request at a time: nothing comes between."""
     forgotten: dict[str, Forgotten] = {}
     transferred: list[Transferred] = []
 
@@ -95,6 +97,8 @@ class Work:
         ) as front:
             self._say(f"{self._requests} requests, with KV events")
             known = Run(front, 1, CLIENTS).compare("with KV events", self._requests, specs)
+            self._say(f"{ALONE} requests, one at a time")
+            alone = Run(front, 3, 1).compare("with KV events, one at a time", ALONE, specs)
             names = [spec.name for spec in specs]
             for spec in specs:
                 others = [name for name in names if name != spec.name]
@@ -121,7 +125,7 @@ class Work:
         store = self._engine.folder / "store"
         store.mkdir()
         moved = self._pair("plain", example_pair(BLOCKS, store), expected)
-        return Report(version, [known, guessed], forgotten, [moved])
+        return Report(version, [known, guessed], alone, forgotten, [moved])
 
     def nixl(self) -> Report:
         """A pair over NIXL, beside one unified pod's answers."""
@@ -184,6 +188,10 @@ def findings(report: Report, quick: bool) -> Iterator[Finding]:
                 f">= {bar:.0%}",
                 share >= bar,
             )
+    if report.alone is not None:
+        run = report.alone
+        figure = f"{run.equal} of {run.compared}"
+        yield Finding(f"{run.name}: predicted = counted", figure, "all", run.equal == run.compared)
     for name, lost in report.forgotten.items():
         figure = (
             f"before: {lost.warm_predicted} predicted, {lost.warm_actual} counted; "
@@ -278,7 +286,8 @@ def _print(console: Console, found: list[Finding], report: Report) -> None:
         verdict = "[green]holds[/green]" if one.holds else "[red]does not hold[/red]"
         table.add_row(escape(one.what), escape(one.figure), one.limit, verdict)
     console.print(table)
-    for run in report.agreements:
+    alone = [] if report.alone is None else [report.alone]
+    for run in [*report.agreements, *alone]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in run.kinds.items())
         console.print(f"{run.name}: {kinds}", highlight=False)
         for reason, count in run.reasons.items():

@@ -118,7 +118,7 @@ def test_what_does_not_hold_is_found(program: Any) -> None:
         )  # fmt: skip
         lost = Forgotten("restart", 64, 64, predicted, 0, 0.0, {})
         pair = Transferred("plain", 1, 1, 1, moved, 9, {"incomplete": end}, True, [])
-        return program.Report("0", [agreement], {"restart": lost}, [pair])
+        return program.Report("0", [agreement], None, {"restart": lost}, [pair])
 
     def failed(one: Any) -> list[str]:
         return [found.what for found in program.findings(one, quick=False) if not found.holds]
