@@ -12,12 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from harness.machine import free_port
 from harness.processes import BenchmarkError
 from realpods.agreement import read_answer
 from realpods.gateway import Front
 from realpods.traffic import WORDS
-from realpods.vllm_pods import MODEL, PodSpec, call, is_healthy, metric, new_spec
+from realpods.vllm_pods import MODEL, PodSpec, call, is_healthy, metric, new_spec, quiet_port
 
 SEED = 3
 PROMPTS, ANSWER_TOKENS = 12, 24
@@ -90,7 +89,7 @@ def nixl_pair(blocks: int, nixl: Path) -> tuple[PodSpec, PodSpec]:
         environment = {
             "PYTHONPATH": str(nixl),
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(quiet_port()),
             "UCX_TLS": "tcp,self,posix,sysv,cma",
             "UCX_NET_DEVICES": "lo",
         }

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import random
 import re
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.machine import free_port
 from harness.processes import BenchmarkError, Child, Children
 
 MODEL = "tiny"
@@ -20,8 +21,8 @@ BLOCK_TOKENS = 32
 """The least that vLLM takes on a CPU."""
 CONTEXT = 2048
 START_TIMEOUT_S = 400.0
-NIXL_PORTS = 16
-"""A NIXL pod listens beside its side channel's port: keep pods that far apart."""
+PORTS = range(20_000, 32_000)
+"""Below those that systems hand out: a pod binds its own up to minutes after they were chosen."""
 
 
 class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,13 +62,22 @@ def new_spec(
     """A pod on free ports."""
     return PodSpec(
         name=name,
-        port=free_port(),
-        events_port=free_port(),
-        replay_port=free_port(),
+        port=quiet_port(),
+        events_port=quiet_port(),
+        replay_port=quiet_port(),
         blocks=blocks,
         transfer=transfer,
         environment=environment or {},
     )
+
+
+def quiet_port() -> int:
+    """A port that nobody listens on, and that no system gives away meanwhile."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("0.0.0.0", port))
+            return port
 
 
 def start_pod(children: Children, engine: Engine, spec: PodSpec) -> Child:
