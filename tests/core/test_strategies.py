@@ -28,18 +28,12 @@ def choice_of(
     """A choice among the first pods with this load, which hold so many blocks."""
     members = (1 << len(inflight)) - 1
     among = state.table.slot_set(members)
-    return Choice(
-        role="single",
-        blocks=blocks,
-        pool=members,
-        who=state.table.who,
-        candidates=members,
-        among=among,
-        inflight=np.array(inflight, dtype=np.float64),
-        busiest=max(inflight),
-        depths=None if depths is None else np.array(depths, dtype=np.float64),
-        deepest=max(depths or [0.0]),
-    )
+    choice = Choice("single", blocks, members, state.table.who)
+    choice.candidates, choice.among = members, among
+    choice.inflight, choice.busiest = np.array(inflight, dtype=np.float64), max(inflight)
+    if depths is not None:
+        choice.depths, choice.deepest = np.array(depths, dtype=np.float64), max(depths)
+    return choice
 
 
 def scores(term: Term | None) -> list[float]:

@@ -38,12 +38,6 @@ class Choice:
         pool: HostBitmap,
         who: tuple[Pod | None, ...],
         near: Pod | None = None,
-        candidates: HostBitmap = 0,
-        among: SlotSet | None = None,
-        inflight: Floats | None = None,
-        busiest: float = 0.0,
-        depths: Floats | None = None,
-        deepest: float = 0.0,
         now: float = 0.0,
     ):
         self.role = role
@@ -55,24 +49,21 @@ class Choice:
         """Pod by slot, at that time."""
         self.near = near
         """Decode: the prefill pod that was picked."""
-        self.candidates = candidates
+        self.candidates: HostBitmap = 0
         """Who is left."""
-        self.among = among
-        self.inflight = inflight
-        """Requests of each candidate, before this one."""
-        self.busiest = busiest
-        """The largest of these."""
-        self.depths = depths
-        """Leading blocks of the prompt that each candidate holds; None: not looked up."""
-        self.deepest = deepest
-        """The largest of these."""
+        self.among: SlotSet | None = None
+        self.inflight: Floats | None = None
+        """Requests of each candidate, before this one; the largest of these:"""
+        self.busiest = 0.0
+        self.depths: Floats | None = None
+        """Leading blocks of the prompt that each candidate holds; None: not looked up. Most:"""
+        self.deepest = 0.0
         self.dropped: tuple[tuple[str, HostBitmap], ...] = ()
         """(filter, whom it dropped), in order."""
         self.silent: HostBitmap = 0
         """Candidates not heard of for too long: their depths count as 0."""
         self.trusts: Values | None = None
-        """By how much of what they hold the depths of doubted candidates are less; None: nobody is
-        doubted."""
+        """By what share the depths of doubted candidates are less; None: nobody is doubted."""
         self.last: Pod | None = None
         """The session's last pod."""
         self.answer_tokens = 0.0
@@ -80,9 +71,8 @@ class Choice:
         self.now = now
         """When, in seconds."""
         self.tokens = 0.0
-        """Engine tokens of the prompt, estimated; likewise:"""
+        """Engine tokens of the prompt, estimated; likewise of one block:"""
         self.block_tokens = 0.0
-        """Of one block."""
         self.cap_blocks = 0
         """Most blocks that can help."""
         self.own_s: Floats | None = None
@@ -90,9 +80,8 @@ class Choice:
         self.request_s = 0.0
         """Seconds to prefill the pool's mean request."""
         self.rule = ""
-        """By which the pick was made where it was not the recipe's own; empty: it was."""
-        self.names: tuple[str, ...] = ()
-        """Of the scorers; likewise:"""
+        """By which the pick was made; empty: the recipe's own."""
+        self.names: tuple[str, ...] = ()  # of the scorers, as the following
         self.weights: tuple[float, ...] = ()
         self.terms: Sequence[Term | None] = ()
         """What each of them said."""
