@@ -17,6 +17,7 @@ runs the prefill and decode pods over NIXL, and nothing else: slow and erratic o
 from __future__ import annotations
 
 import argparse
+import http.client
 import shutil
 import signal
 import sys
@@ -248,8 +249,8 @@ def main() -> int:
             work = Work(children, _engine(python), console, arguments.quick)
             report = work.nixl() if arguments.nixl else work.all()
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-    except BenchmarkError as error:
-        console.print(f"real engines: {error}", style="bold red", markup=False)
+    except (BenchmarkError, OSError, http.client.HTTPException) as error:
+        console.print(f"real engines: {error!s:.4000}", style="bold red", markup=False)
         return 1
     found = list(findings(report, arguments.quick))
     _print(console, found, report)
