@@ -172,14 +172,16 @@ class Sockets:
         inlet.socket.close(linger=0)
         inlet.deliver = _drop
 
+    def _stirred(self, inlet: Inlet) -> None:
+        """The descriptor has something to say: asking what makes it silent until there is more."""
+        inlet.socket.get(zmq.EVENTS)
+        self.wake(inlet)
+
     def wake(self, item: Inlet | Backlog) -> None:
         """There may be something to do: it stands in line."""
         if not item.queued:
             item.queued = True
             self._ready.append(item)
-        self._ask_for_turn()
-
-    def _ask_for_turn(self) -> None:
         if not self._turn_asked:
             self._turn_asked = True
             self._loop.call_soon(self._turn)
@@ -200,9 +202,9 @@ class Sockets:
                         item.queued = True
                         ready.append(item)
         finally:
-            self._turn_asked = False
+            self._turn_asked = bool(ready)
             if ready:
-                self._ask_for_turn()
+                self._loop.call_soon(self._turn)
 
     def _serve(self, item: Inlet | Backlog, until_s: float) -> bool:
         """Does what is there, up to a bound; True: there may be more."""
@@ -223,7 +225,7 @@ class Sockets:
     ) -> Inlet:
         self._attach(socket, endpoint, bind=bind)
         inlet = Inlet(socket, deliver)
-        self._loop.add_reader(socket.fileno(), self.wake, inlet)
+        self._loop.add_reader(socket.fileno(), self._stirred, inlet)
         self.wake(inlet)
         return inlet
 
