@@ -35,7 +35,7 @@ what it ends, and a prompt of any length has few blocks. Depths are counted in w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import index
 from typing import Final, SupportsIndex, TypeAlias
 
@@ -170,7 +170,7 @@ def digest(data: bytes) -> int:
 Piece: TypeAlias = str | bytes | memoryview
 
 
-def join(pieces: list[Piece]) -> bytes:
+def join(pieces: Sequence[Piece]) -> bytes:
     """Texts as UTF-8 and bytes, one after the other. Raises ValueError for lone surrogates."""
     return b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
 
