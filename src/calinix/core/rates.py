@@ -17,6 +17,10 @@ from calinix.core.pods import ROLES, Pod, Role
 
 KEEP: Final = 0.97
 """Weight of the past at each sample."""
+SURE: Final = 4.0
+"""A pod's pace is its own from twice its standard error on; squared."""
+LEAST_SPREAD: Final = 0.3
+"""Standard deviation of a sample, in samples, that is reckoned with at least."""
 OVERDUE: Final = 2.0
 """Times its expected time after which a first token that does not come says that a pod is slow."""
 REQUEST_TOKENS: Final = 64.0
@@ -26,11 +30,15 @@ PRIOR_TOKENS_PER_S: Final = 8000.0
 
 
 class _Pace:
-    """Sums over the samples of one pod, or of all pods of a role."""
+    """Sums over the samples of one pod; those of a pool are the sums of its pods."""
 
-    __slots__ = ("last_s", "samples", "seconds", "tokens")
+    __slots__ = ("last_s", "pool", "samples", "seconds", "squares", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, pool: _Pace | None = None) -> None:
+        self.pool = pool
+        """Of the pod's role, once there is a sample."""
+        self.squares = 0.0
+        """Of the samples' deviations from the pace, in seconds."""
         self.tokens = 0.0
         self.seconds = 0.0
         self.samples = 0.0
@@ -65,18 +73,28 @@ class PrefillRates:
         if seconds < 0.0 or work <= 0.0:
             return
         self._overdue_s[pod.slot] = 0.0
-        pace.tokens = KEEP * pace.tokens + work
-        pace.seconds = KEEP * pace.seconds + seconds
+        pool = pace.pool
+        if pool is None:
+            pool = pace.pool = self._pools[pod.role]
+        expected_s = work * (pace.seconds / pace.tokens if pace.tokens else seconds / work)
+        pace.squares = KEEP * KEEP * pace.squares + (seconds - expected_s) ** 2
+        tokens, took_s = work - (1.0 - KEEP) * pace.tokens, seconds - (1.0 - KEEP) * pace.seconds
+        pace.tokens += tokens
+        pace.seconds += took_s
         pace.samples = KEEP * pace.samples + 1.0
+        pool.tokens += tokens
+        pool.seconds += took_s
         self._set_pace(pod.slot)
-        pool = self._pools[pod.role]
-        pool.tokens = KEEP * pool.tokens + work
-        pool.seconds = KEEP * pool.seconds + seconds
 
     def share(self, tokens: Values | None, seconds: Values | None) -> None:
         """What other replicas have measured: sums by slot, that go with the own ones."""
         self._others_tokens, self._others_s = tokens, seconds
         for slot in range(len(self._pods)):
+            self._set_pace(slot)
+
+    def refresh(self, slots: Sequence[int]) -> None:
+        """Lets the paces follow that of their pool. To be called some times a second."""
+        for slot in slots:
             self._set_pace(slot)
 
     def sums(self, slot: int) -> tuple[float, float]:
@@ -85,12 +103,33 @@ class PrefillRates:
         return pace.tokens, pace.seconds
 
     def _set_pace(self, slot: int) -> None:
+        """The pod's own pace, as far as it differs from the pool's by more than chance.
+
+        Of pods that are alike, the one that is thought the fastest would else get all the work of
+        a pool with little to do. The ratio of two sums deviates from the true one by about the
+        root of the samples' squared deviations, over the sum of their tokens.
+        """
         pace = self._pods[slot]
         tokens, seconds = pace.tokens, pace.seconds + self._overdue_s[slot]
         if self._others_tokens is not None and self._others_s is not None:
             tokens += self._others_tokens[slot]
             seconds += self._others_s[slot]
-        self.paces[slot] = seconds / tokens if tokens > 0.0 else 0.0
+        if tokens <= 0.0:
+            self.paces[slot] = 0.0
+            return
+        own = seconds / tokens
+        if pace.pool is None or pace.pool.seconds <= 0.0 or pace.pool.tokens <= 0.0:
+            self.paces[slot] = own
+            return
+        pooled = pace.pool.seconds / pace.pool.tokens
+        apart = (own - pooled) * tokens
+        least = LEAST_SPREAD * pace.seconds
+        chance = SURE * max(pace.squares, least * least / pace.samples)
+        self.paces[slot] = (
+            pooled + (own - pooled) * (1.0 - chance / (apart * apart))
+            if apart * apart > chance
+            else pooled
+        )
 
     def pace(self, pod: Pod) -> float:
         """Seconds per token: the pod's own, else its pool's."""
@@ -99,7 +138,9 @@ class PrefillRates:
     def pool_pace(self, role: Role) -> float:
         """Seconds per token over all pods of a role, else by PRIOR_TOKENS_PER_S."""
         pool = self._pools[role]
-        return pool.seconds / pool.tokens if pool.seconds > 0.0 else 1.0 / PRIOR_TOKENS_PER_S
+        if pool.seconds > 0.0 and pool.tokens > 0.0:
+            return pool.seconds / pool.tokens
+        return 1.0 / PRIOR_TOKENS_PER_S
 
     def wait(self, slot: int, work: float, dispatched_s: float, now: float) -> None:
         """The request that the pod has had longest has this work, and no first token yet.
@@ -133,6 +174,10 @@ class PrefillRates:
 
     def forget(self, slot: int) -> None:
         """Another process, or a pod on trial: what was measured says nothing of it."""
+        gone = self._pods[slot]
+        if gone.pool is not None:
+            gone.pool.tokens -= gone.tokens
+            gone.pool.seconds -= gone.seconds
         self._pods[slot] = _Pace()
         self._overdue_s[slot] = 0.0
         self._set_pace(slot)

@@ -133,6 +133,7 @@ class Steering:
     def _look_for_overdue(self, slots: list[int], now: float) -> None:
         """Pods whose oldest request should long have had its first token are slow by now."""
         ledger, rates = self._state.ledger, self._state.rates
+        rates.refresh(slots)
         for slot in slots:
             lease = ledger.oldest(slot)
             if lease is not None and not lease.hidden:
