@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
+import re
 import socket
 import threading
 import time
@@ -89,7 +90,7 @@ class Run:
     def compare(self, name: str, requests: int, specs: Sequence[PodSpec]) -> Agreement:
         """Sends `requests`; raises BenchmarkError where one fails."""
         began, removed = time.monotonic(), self._removed()
-        self._name = name.replace(" ", "-")
+        self._name = re.sub(r"\W+", "-", name)
         shares = [requests // self._clients] * self._clients
         shares[0] += requests - sum(shares)
         with ThreadPoolExecutor(self._clients) as pool:
