@@ -94,9 +94,6 @@ class Controller(Base, frozen=True):
     """Between two steps; also the length of a step of the prediction."""
     horizon: Annotated[int, Meta(ge=1, le=100)] = 10
     """Steps that are looked ahead."""
-    target_queue: Factor = 0.0
-    """Queue to aim at, in seconds of work (mode literal: in requests). Decode pods aim at equal
-    delays instead."""
     weight_min: Annotated[float, Meta(ge=0.001, le=1.0)] = 0.1
     """Least weight of a pod; the mean is 1."""
     weight_max: Annotated[float, Meta(ge=1.0, le=1000.0)] = 3.0

@@ -113,7 +113,8 @@ def cheapest(state: State, request: RouteRequest, choice: Choice) -> int:
     assert scores is not None
     assert among is not None
     assert inflight is not None
-    if state.replicas.inflight is not None and is_blind(state, choice):
+    shares = state.replicas.inflight is not None and state.strategy.predictive.fallback
+    if shares and is_blind(state, choice):
         choice.rule = "weightedTurn"
         return _turn(state, choice, state.blind_weights)
     last = choice.last

@@ -55,7 +55,6 @@ class Steering:
         self._settings = MpcSettings(
             horizon=settings.horizon,
             dt_s=self._period_s,
-            target_queue=settings.target_queue,
             weight_min=settings.weight_min,
             weight_max=settings.weight_max,
             regularisation=settings.regularisation,
