@@ -123,8 +123,12 @@ class PrefillRates:
             return
         pooled = pace.pool.seconds / pace.pool.tokens
         apart = (own - pooled) * tokens
-        least = LEAST_SPREAD * pace.seconds
-        chance = SURE * max(pace.squares, least * least / pace.samples)
+        if pace.samples:
+            least = LEAST_SPREAD * pace.seconds
+            # The samples of others deviate as the own ones do.
+            chance = SURE * max(pace.squares, least * least / pace.samples) * tokens / pace.tokens
+        else:
+            chance = 0.0
         self.paces[slot] = (
             pooled + (own - pooled) * (1.0 - chance / (apart * apart))
             if apart * apart > chance
