@@ -19,6 +19,8 @@ KEEP: Final = 0.97
 """Weight of the past at each sample."""
 SURE: Final = 4.0
 """A pod's pace is its own from twice its standard error on; squared."""
+WAITS_ALIKE: Final = 5.0
+"""Whole waits in the same queue deviate together: so many of them say as much as one."""
 LEAST_SPREAD: Final = 0.3
 """Standard deviation of a sample, in samples, that is reckoned with at least."""
 OVERDUE: Final = 2.0
@@ -77,7 +79,8 @@ class PrefillRates:
         if pool is None:
             pool = pace.pool = self._pools[pod.role]
         expected_s = work * (pace.seconds / pace.tokens if pace.tokens else seconds / work)
-        pace.squares = KEEP * KEEP * pace.squares + (seconds - expected_s) ** 2
+        square = (seconds - expected_s) ** 2
+        pace.squares = KEEP * KEEP * pace.squares + (WAITS_ALIKE * square if is_wait else square)
         tokens, took_s = work - (1.0 - KEEP) * pace.tokens, seconds - (1.0 - KEEP) * pace.seconds
         pace.tokens += tokens
         pace.seconds += took_s
