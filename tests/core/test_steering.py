@@ -22,7 +22,8 @@ SPEEDS = {"single-0": 4000.0, "single-1": 1000.0}
 def config_of(strategy: str = "weightedRoundRobin", **settings: Any) -> Config:
     """Two pods under this strategy; `settings` of the controller, or of `predictive`."""
     rule = settings.pop("predictive", Predictive())
-    config = make_config(2, strategy=Strategy(name=strategy, predictive=rule))  # type: ignore[arg-type]
+    named: Any = strategy
+    config = make_config(2, strategy=Strategy(name=named, predictive=rule))
     changed: Config = msgspec.structs.replace(config, controller=Controller(**settings))
     return changed
 
