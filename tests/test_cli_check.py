@@ -128,7 +128,11 @@ def test_the_compiled_part_and_the_groups() -> None:
     found = notes(msgspec.structs.replace(good, upstreams=bare), compiled=True)
     assert [note.split(" ")[0] for note in found] == ["upstreams.tls.verify"]
     assert notes(parse_config(PODS, environ={"POD_KEY": "x"}), compiled=True) == []
-    plain = notes(parse_config(GOOD.read_bytes()), compiled=True)
+    whole = parse_config(GOOD.read_bytes())
+    assert whole.upstreams.dispatch is not None
+    group = msgspec.structs.replace(whole.upstreams.dispatch, protocol="plain")
+    upstreams = msgspec.structs.replace(whole.upstreams, dispatch=group)
+    plain = notes(msgspec.structs.replace(whole, upstreams=upstreams), compiled=True)
     assert [note.split(" ")[0] for note in plain] == ["upstreams.dispatch.protocol"]
 
 
