@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from array import array
+
 import pytest
 
 from calinix.core.pods import Pod, PodTable
@@ -92,3 +95,57 @@ def test_rates_learn_from_what_is_seen() -> None:
     plan = ask(router, b"x" * 4000, now=1.0, streamed=True)
     finish(router, plan, now=2.0)
     assert router.pods()[0].tokens_per_s == pytest.approx(1000 + REQUEST_TOKENS, rel=0.01)
+
+
+def test_pods_that_are_alike_have_one_pace() -> None:
+    """What differs by chance alone is not told apart, so that no pod is always the fastest."""
+    table, rates = table_of(4)
+    rng = random.Random(7)
+    now = 0.0
+    for _ in range(60):
+        for pod in table:
+            now += 1.0
+            rates.learn(pod, 1000, now, now + 0.5 * rng.gauss(1.0, 0.3))
+    rates.refresh([pod.slot for pod in table])
+    paces = {round(rates.pace(pod), 9) for pod in table}
+    assert max(paces) < 1.03 * min(paces)
+
+
+def test_a_slower_pod_is_told_apart() -> None:
+    """A pod of half the speed is known as such, though its samples scatter."""
+    table, rates = table_of(4)
+    rng = random.Random(7)
+    now = 0.0
+    for _ in range(60):
+        for pod in table:
+            now += 1.0
+            took_s = 0.5 * rng.gauss(1.0, 0.2) * (2.0 if pod is table[0] else 1.0)
+            rates.learn(pod, 1000, now, now + took_s)
+    rates.refresh([pod.slot for pod in table])
+    assert rates.pace(table[0]) > 1.7 * rates.pace(table[1])
+
+
+def test_an_overdue_first_token_slows_a_pod_down() -> None:
+    """Twice its time over, waiting counts as time of the pod, until a first token comes."""
+    table, rates = table_of(2)
+    for number in range(40):
+        for pod in table:
+            rates.learn(pod, 1000, float(number), number + 0.5)
+    pod, before = table[0], rates.pace(table[0])
+    rates.wait(pod.slot, 1000.0, 100.0, 100.9)
+    assert rates.pace(pod) == before
+    rates.wait(pod.slot, 1000.0, 100.0, 160.0)
+    assert rates.pace(pod) > 2.0 * before
+    rates.learn(pod, 1000, 160.0, 160.5)
+    assert rates.pace(pod) < 1.1 * before
+
+
+def test_what_other_replicas_measured_counts() -> None:
+    """Sums of others go with the own ones; what nobody here has measured is theirs."""
+    table, rates = table_of(2)
+    tokens, seconds = array("d", [0.0] * 8), array("d", [0.0] * 8)
+    tokens[table[1].slot], seconds[table[1].slot] = 1000.0, 2.0
+    rates.share(tokens, seconds)
+    assert rates.pace(table[1]) == pytest.approx(0.002)
+    rates.share(None, None)
+    assert rates.pace(table[1]) == pytest.approx(1.0 / PRIOR_TOKENS_PER_S)

@@ -8,6 +8,7 @@ they weigh -1: the cheapest candidate has the highest score.
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from calinix.core.rates import REQUEST_TOKENS
 from calinix.core.requests import RouteRequest, Work
 from calinix.core.state import State
 
-LEAST_OTHERS, MOST_OTHERS = 0.5, 8.0
+LEAST_OTHERS: Final = 0.5
+MOST_OTHERS: Final = 8.0
 """Bounds of what a second of prefill costs those behind it, in seconds."""
-MOST_REQUEST_S = 0.002
+MOST_REQUEST_S: Final = 0.002
 """Most that one more request is taken to add to an output token; a bad fit may say anything."""
 
 _GENERATE, _POOLING, _NONE = Work.GENERATE, Work.POOLING, Work.NONE

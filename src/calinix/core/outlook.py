@@ -7,12 +7,13 @@ second: a request costs a few additions.
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 from calinix.core.columns import Values
 
-START_TOKEN_S = 0.02
+START_TOKEN_S: Final = 0.02
 """Time per output token of a pool that nothing has been measured of."""
-NEW_QUEUE = 0.05
+NEW_QUEUE: Final = 0.05
 """Weight of one request in the mean queue."""
 
 
