@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from calinix import __version__
 from calinix.config import StrategyName
 from calinix.core.events import Failure
+from calinix.core.pool_views import SteeredPod, SteeredPool, SteeringView
 from calinix.gateway.routes import RouteTable
 from calinix.telemetry import Metrics, RequestRecord
 from calinix.telemetry.counters import (
@@ -227,6 +228,34 @@ def test_histograms_count_what_they_should(values: list[float]) -> None:
         for low, high in ((-1, 0.1), (0.1, 1.0), (1.0, 10.0), (10.0, 1e9))
     ]
     assert histogram.total_s == pytest.approx(sum(good))
+
+
+def test_controllers_are_shown_by_pod_and_role() -> None:
+    """Weights, queues now and ahead, rates; a pod that gets no work has a weight alone."""
+    pods = [
+        SteeredPod("a", 1.4, True, 3.0, 2.0, [1.4, 1.3], [2.5, 2.0], 9000.0, 8.0, 0.5, 0.6, 1.1),
+        SteeredPod("b", 1.0, False, None, None, [], [], None, 0.0, None, 0.0, 1.0),
+    ]
+    pool = SteeredPool(
+        "prefill", "seconds", "held", "solved", 9, 2, 0.1, 0.2, 1.5, 8000.0, 0.3, 0.02, 0.001, pods
+    )
+    shown = metrics()
+    shown.steering = lambda: SteeringView([pool], 3, 1.0)
+    labels = {"pod_id": "a", "role": "prefill"}
+    for name, figure in (("weight", 1.4), ("queue", 3.0), ("queue_ahead", 2.0), ("slowness", 1.1)):
+        assert value(shown, f"calinix_pod_{name}", **labels) == figure
+    assert value(shown, "calinix_pod_weight", pod_id="b", role="prefill") == 1.0
+    found = samples(shown)
+    assert ("calinix_pod_queue", (("pod_id", "b"), ("role", "prefill"))) not in found
+    states = {
+        name: value(shown, "calinix_controller_state", role="prefill", state=name)
+        for name in ("starting", "fresh", "held", "decaying")
+    }
+    assert states == {"starting": 0.0, "fresh": 0.0, "held": 1.0, "decaying": 0.0}
+    assert value(shown, "calinix_controller_steps_total", role="prefill") == 9
+    assert value(shown, "calinix_controller_fallbacks_total", role="prefill") == 2
+    assert value(shown, "calinix_controller_arrival_rate", role="prefill", unit="seconds") == 1.5
+    assert value(shown, "calinix_replicas") == 3
 
 
 def test_the_documents_list_what_is_shown() -> None:

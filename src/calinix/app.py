@@ -76,6 +76,7 @@ class App:
         self.telemetry.metrics.calibrations = lambda: {
             pod.id: pod.calibration for pod in self.router.pods()
         }
+        self.telemetry.metrics.steering = lambda: self.router.steering(loop.time())
         self.gateway.tokens = self.telemetry.metrics.tokens = self._exact_tokens(config)
         self._tls = server_ssl_context(config.gateway.tls) if config.gateway.tls else None
         self.server = HttpServer(self.gateway, loop, config.gateway.limits, config.gateway.timeouts)

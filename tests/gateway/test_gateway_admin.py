@@ -61,6 +61,32 @@ async def test_pods_as_the_router_knows_them() -> None:
 
 
 @kit.on_loop
+async def test_controllers_as_they_steer() -> None:
+    """Each role's weights, trajectories and estimates, and that nobody else shares the pods."""
+    async with fleet_of(single=2, dispatch=1) as fleet, gateway_of(fleet.config()) as app:
+        await kit.until(lambda: len(app.router.usable_pods()) == 4, "all are up")
+        assert (await ask(app, "One " * 200)).status == 200
+        view: dict[str, Any] = {}
+
+        async def is_fresh() -> bool:
+            view.update(await admin(app, "/admin/controller"))
+            return any(pool["steering"] == "fresh" for pool in view["pools"])
+
+        await kit.until(is_fresh, "a step was taken")
+        pools = {pool["role"]: pool for pool in view["pools"]}
+        assert set(pools) == {"single", "prefill", "decode"}
+        assert (pools["single"]["unit"], pools["decode"]["unit"]) == ("seconds", "requests")
+        single = pools["single"]
+        assert [pod["podId"] for pod in single["pods"]] == ["single-1", "single-2"]
+        assert sum(pod["weight"] for pod in single["pods"]) == pytest.approx(2.0)
+        for pod in single["pods"]:
+            assert pod["usable"]
+            assert len(pod["weightsAhead"]) == len(pod["queuesAhead"]) == 10
+        assert (view["replicas"], view["replicasSyncS"]) == (0, None)
+        assert any(name == "calinix_pod_weight" for name, _ in await metrics(app))
+
+
+@kit.on_loop
 async def test_drain_and_resume() -> None:
     """A drained pod ends what it has and gets nothing new, until it is resumed."""
     figures = PodFigures(token_delay_s=0.02)

@@ -174,6 +174,10 @@ class PrefillRates:
         """How many samples the rate rests on, old ones counting less."""
         return self._pods[slot].samples
 
+    def last_s(self, slot: int) -> float:
+        """When the last sample ended; minus infinity before the first."""
+        return self._pods[slot].last_s
+
     def mean_wait_s(self, slot: int) -> float:
         """Seconds per sample; 0 where there is none."""
         pace = self._pods[slot]

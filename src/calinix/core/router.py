@@ -19,6 +19,7 @@ from calinix.core.observe import Observer
 from calinix.core.pipeline import choose
 from calinix.core.plans import Planner
 from calinix.core.pods import ROLES, Pod, Role
+from calinix.core.pool_views import SteeringView
 from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest, Work
 from calinix.core.roster import Roster
 from calinix.core.splitting import whole_on
@@ -176,6 +177,10 @@ class Router:
     def controllers(self, now: float) -> dict[Role, ControllerReport]:
         """What the controller of each role knows and does; roles without pods are left out."""
         return self._steering.reports(now)
+
+    def steering(self, now: float) -> SteeringView:
+        """The controllers' weights, trajectories and estimates, for people."""
+        return self._steering.view(now)
 
     def facts(self, now: float, replica: str = "") -> ReplicaFacts:  # noqa: ARG002
         """What this router has on its pods and has measured, for others of the same pods."""

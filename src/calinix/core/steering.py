@@ -18,6 +18,7 @@ from calinix.core import bitmap
 from calinix.core.admission import usable
 from calinix.core.columns import Values
 from calinix.core.pods import ROLES, Role
+from calinix.core.pool_views import SteeringView, pool_view
 from calinix.core.state import State
 
 Floats = npt.NDArray[np.float64]
@@ -91,6 +92,21 @@ class Steering:
         """What each pool's controller knows and does."""
         return {role: pool.controller.report(now) for role, pool in self._pools.items()}
 
+    def view(self, now: float) -> SteeringView:
+        """All that people see of it."""
+        state = self._state
+        return SteeringView(
+            pools=[
+                pool_view(state, role, report, self._in_requests(role), now)
+                for role, report in self.reports(now).items()
+            ],
+            replicas=len(state.replicas),
+            replicas_sync_s=state.replicas.sync_s or None,
+        )
+
+    def _in_requests(self, role: Role) -> bool:
+        return role == "decode" or self._literal
+
     # --- what is learned ---------------------------------------------------------------------
 
     def _count_completions(self, now: float) -> None:
@@ -161,7 +177,7 @@ class Steering:
         requests, work = outlook.requests - pool.requests, outlook.work - pool.work
         pool.requests, pool.work = outlook.requests, outlook.work
         other_requests, other_work = replicas.flow(role)
-        in_requests = role == "decode" or self._literal
+        in_requests = self._in_requests(role)
         pool.arrivals.add(now, requests if in_requests else work)
         arrivals = pool.arrivals.rate(now) + (other_requests if in_requests else other_work)
         if in_requests:

@@ -31,6 +31,7 @@ class AdminHandler:
             "/health": self._health,
             "/admin/pods": self._pods,
             "/admin/decisions": self._decisions,
+            "/admin/controller": self._controller,
             "/admin/config": self._config,
             "/admin/state": self._state,
         }
@@ -127,6 +128,11 @@ class AdminHandler:
             count = max(0, min(count, _MAX_DECISIONS))
             decisions = [decision.to_dict() for decision in ring.last(count)]
         request.conn.respond(200, _JSON, msgspec.json.encode({"decisions": decisions}))
+
+    def _controller(self, request: Request) -> None:
+        """Weights, where they lead, and the estimates that they rest on."""
+        view = self._gateway.router.steering(self._gateway.loop.time())
+        request.conn.respond(200, _JSON, msgspec.json.encode(view))
 
     def _config(self, request: Request) -> None:
         request.conn.respond(200, _YAML, expanded(self._gateway.config).encode())

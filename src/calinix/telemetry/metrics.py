@@ -21,6 +21,7 @@ from calinix.telemetry.engine_families import (
     engine_families,
 )
 from calinix.telemetry.kv_families import KvState, kv_families
+from calinix.telemetry.steering_families import NoSteering, SteeringState, steering_families
 from calinix.telemetry.token_families import TokenState, token_families
 
 POD_LABELS = ("pod_id", "role")
@@ -65,7 +66,7 @@ class Metrics:
 
     __slots__ = (
         "_registry", "build", "calibrations", "counters", "dropped_lines", "engine_figures",
-        "inflight", "kv_views", "tokens", "waiting",
+        "inflight", "kv_views", "steering", "tokens", "waiting",
     )  # fmt: skip
 
     def __init__(self, counters: Counters, build: dict[str, str] | None = None):
@@ -77,6 +78,7 @@ class Metrics:
         self.tokens: TokenState | None = None
         self.kv_views: Callable[[], Mapping[str, KvState]] = dict
         self.calibrations: Callable[[], Mapping[str, CalibrationState]] = dict
+        self.steering: Callable[[], SteeringState] = NoSteering
         self.engine_figures: Callable[[], Mapping[str, Mapping[str, float]]] = dict
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_View(self))
@@ -162,6 +164,7 @@ class _View(Collector):
         yield from calibration_families(self._metrics.calibrations(), roles, POD_LABELS)
         yield from engine_families(self._metrics.engine_figures(), roles, POD_LABELS)
         yield from kv_families(roles, self._metrics.kv_views(), POD_LABELS)
+        yield from steering_families(self._metrics.steering(), POD_LABELS)
         if self._metrics.tokens is not None:
             yield from token_families(self._metrics.tokens, roles, POD_LABELS)
 
