@@ -17,7 +17,8 @@ def replicas_of(pods: int = 2) -> Replicas:
 def report(name: str = "b", inflight: float = 0.0, requests: float = 0.0, **more: object) -> object:
     """So many requests on the first pod; so many routed since the start."""
     roles = (RoleFacts("single", requests, 100.0 * requests),)
-    return ReplicaFacts(name, (PodFacts("single-0", inflight),), roles, **more)  # type: ignore[arg-type]
+    pods = (PodFacts("single-0", inflight),)
+    return ReplicaFacts(name, pods, roles, **more)  # type: ignore[arg-type]
 
 
 def say(replicas: Replicas, now: float, **more: object) -> None:
