@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## what can be typed here
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): pyproject.toml requirements-dev.lock setup.py $(wildcard src/calinix/core/*.pyx)
+$(READY): pyproject.toml requirements-dev.lock setup.py $(wildcard src/calinix/*/*.pyx)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
@@ -61,4 +61,4 @@ lock: ## renew requirements-dev.lock (needs pip-tools)
 
 clean: ## remove what was built
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src -name '*.so' -delete -o -name _native.c -delete
+	find src -name '*.so' -delete -o -name _native.c -delete -o -name _bytes_path.c -delete
