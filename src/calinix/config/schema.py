@@ -90,7 +90,7 @@ class Gateway(Base, frozen=True):
     """Address to listen on."""
     port: Port = 8080
     """Port to listen on; 0: any free one."""
-    strategy: StrategyName | Strategy = "cacheAware"
+    strategy: StrategyName | Strategy = "predictive"
     """How pods are picked: a name, or a mapping with a name and its parameters."""
     default_mode: Mode | None = None
     """Mode of requests without x-calinix-mode; by default single where that group exists."""
