@@ -27,8 +27,8 @@ class Choice:
     __slots__ = (
         "among", "answer_tokens", "block_tokens", "blocks", "busiest", "candidates", "cap_blocks",
         "deepest", "depths", "dropped", "index", "inflight", "last", "names", "near", "now",
-        "own_s", "pod", "pool", "request_s", "role", "rule", "scores", "silent", "terms", "tokens",
-        "trusts", "weights", "who",
+        "other_way_s", "own_s", "pod", "pool", "request_s", "role", "rule", "scores", "silent",
+        "terms", "tokens", "trusts", "weights", "who",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +81,8 @@ class Choice:
         """Seconds to prefill the pool's mean request."""
         self.rule = ""
         """By which the pick was made; empty: the recipe's own."""
+        self.other_way_s = -1.0
+        """Decode: seconds of the other way, whole or split; below 0: they were not compared."""
         self.names: tuple[str, ...] = ()  # of the scorers, as the following
         self.weights: tuple[float, ...] = ()
         self.terms: Sequence[Term | None] = ()

@@ -116,6 +116,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "role": choice.role,
         "picked": picked,
         "rule": choice.rule or None,
+        "otherWaySeconds": round(choice.other_way_s, 6) if choice.other_way_s >= 0.0 else None,
         "unit": "seconds" if _costs(choice) else "score",
         "runnerUp": others[0] if others and scores is not None else None,
         "weights": {name: weight for name, weight, _ in _said(choice)},
