@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 # The package as it is when installed: the request path compiled, where there is a C compiler.
 COMPILED := $(CURDIR)/build/compiled
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start many processes: each is quick only where bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check accept bench 2p2d test-engine test-engine-nixl compiled lock clean
 help: ## what can be typed here
@@ -22,9 +24,9 @@ demo: $(READY) ## mock pods, the gateway and some load, live in the terminal
 	$(BIN)/calinix demo
 
 test: $(READY) $(COMPILED)/.ready ## every test, and once more what is compiled when installed
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 	@if ls $(COMPILED)/calinix/_hot*.so > /dev/null 2>&1; then \
-	  PYTHONPATH=$(COMPILED) $(BIN)/pytest -q tests/core tests/wire tests/gateway; \
+	  PYTHONPATH=$(COMPILED) $(BIN)/pytest -q -n 2 --dist worksteal tests/core tests/wire tests/gateway; \
 	else echo "no C compiler: the compiled form was not tested"; fi
 
 check: $(READY) ## lint, format, types, house rules
