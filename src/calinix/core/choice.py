@@ -71,18 +71,17 @@ class Choice:
         self.now = now
         """When, in seconds."""
         self.tokens = 0.0
-        """Engine tokens of the prompt, estimated; likewise of one block:"""
+        """Engine tokens of the prompt, estimated; likewise of one block; most that can help:"""
         self.block_tokens = 0.0
         self.cap_blocks = 0
-        """Most blocks that can help."""
         self.own_s: Floats | None = None
         """Seconds to prefill what each candidate does not hold; None: not worked out."""
         self.request_s = 0.0
-        """Seconds to prefill the pool's mean request."""
+        """Seconds to prefill the pool's mean request; those of the other way, whole or split (below
+        0: the ways were not compared):"""
+        self.other_way_s = -1.0
         self.rule = ""
         """By which the pick was made; empty: the recipe's own."""
-        self.other_way_s = -1.0
-        """Decode: seconds of the other way, whole or split; below 0: they were not compared."""
         self.names: tuple[str, ...] = ()  # of the scorers, as the following
         self.weights: tuple[float, ...] = ()
         self.terms: Sequence[Term | None] = ()
