@@ -77,8 +77,7 @@ class Choice:
         self.own_s: Floats | None = None
         """Seconds to prefill what each candidate does not hold; None: not worked out."""
         self.request_s = 0.0
-        """Seconds to prefill the pool's mean request; those of the other way, whole or split (below
-        0: the ways were not compared):"""
+        """Seconds to prefill the pool's mean request; of the other way, whole or split, if >= 0:"""
         self.other_way_s = -1.0
         self.rule = ""
         """By which the pick was made; empty: the recipe's own."""
