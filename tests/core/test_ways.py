@@ -150,7 +150,8 @@ def test_explain_says_what_the_other_way_would_take(tmp_path: Path) -> None:
     config = {"upstreams": {"dispatch": {**groups, "prefillThreshold": 2000}}}
     (tmp_path / "config.yaml").write_bytes(msgspec.yaml.encode(config))
     (tmp_path / "body.json").write_bytes(msgspec.json.encode({"messages": [{"content": "hi"}]}))
-    command = [kit.CALINIX, "explain", "body.json"]
+    command = [str(kit.CALINIX), "explain", "body.json"]
+    after: list[str]
     for after, said in (([], "by a prefill pod: "), (["--after", "body.json"], "whole: ")):
         done = subprocess.run(
             [*command, *after], cwd=tmp_path, capture_output=True, check=True, timeout=60
