@@ -76,12 +76,12 @@ async def addresses(port: int, admin_port: int) -> None:
             assert app.admin is not None
             assert app.base_url == f"http://127.0.0.2:{app.server.port}"
             assert app.admin_url == f"http://127.0.0.3:{app.admin.port}"
-            for host, port in (("127.0.0.2", app.server.port), ("127.0.0.3", app.admin.port)):
-                _, writer = await asyncio.open_connection(host, port)
+            for host, at in (("127.0.0.2", port), ("127.0.0.3", admin_port)):
+                _, writer = await asyncio.open_connection(host, at)
                 writer.close()
                 await writer.wait_closed()
                 with pytest.raises(ConnectionRefusedError):
-                    await asyncio.open_connection("127.0.0.1", port)
+                    await asyncio.open_connection("127.0.0.1", at)
 
 
 @pytest.mark.parametrize(("from_user", "targets"), [(True, 1), (False, 2)])
