@@ -4,7 +4,8 @@
  *
  * The ports are printed on standard output, in the order given, once all of them listen.
  * POST (any path): one whole JSON answer, or with "stream":true `max_tokens` SSE events that are
- * `seed` microseconds apart; both are standard OpenAI fields, so every proxy lets them through.
+ * `seed` microseconds apart; both are standard OpenAI fields, so every proxy lets them through. A pod
+ * sends the events of all its streams together, as an engine's step yields a token for each request.
  * GET: /health /v1/models /metrics /version /get_server_info /v1/loads, and /stats: "PORT REQUESTS"
  * for each pod and "bytes N", the bytes of all request bodies.
  *
@@ -229,12 +230,23 @@ static void send_event(struct connection *connection)
     send_bytes(connection, chunk, (size_t)length);
 }
 
+/* The next step of a pod whose steps are `gap_ns` apart; pods take turns. So it is always the same
+ * number of events that comes at once, not what the moments of the requests happen to make of it. */
+static long next_step(const struct pod *pod, long gap_ns)
+{
+    long now = now_ns();
+    if (!gap_ns)
+        return now;
+    long turn_ns = gap_ns * (pod - pods) / pod_count;
+    return now + gap_ns - (now - turn_ns) % gap_ns;
+}
+
 static void begin_stream(struct connection *connection, const struct request *request)
 {
     long otherwise = number_after(request, "\"max_completion_tokens\"", 100);
     connection->events_left = number_after(request, "\"max_tokens\"", otherwise);
     connection->gap_ns = 1000 * number_after(request, "\"seed\"", 0);
-    connection->due_ns = now_ns() + connection->gap_ns;
+    connection->due_ns = next_step(connection->pod, connection->gap_ns);
     connection->streaming = true;
     /* Headers at once, as vLLM sends them before its generator runs. */
     send_bytes(connection, STREAM_HEAD, sizeof STREAM_HEAD - 1);
