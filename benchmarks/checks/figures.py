@@ -33,9 +33,19 @@ class _Ratios(msgspec.Struct, frozen=True):
 
 def findings(script: str) -> Callable[[Context], list[Row]]:
     """A check that runs benchmarks/SCRIPT.py; its JSON lists what was found as `findings`."""
+    return _findings(lambda context: _run(context, script))
 
+
+def command_findings(name: str) -> Callable[[Context], list[Row]]:
+    """The same of a command, `calinix NAME`."""
+    return _findings(lambda context: _written(context, name, "-m", "calinix", name))
+
+
+def _findings(
+    run: Callable[[Context], tuple[Path | None, Row]],
+) -> Callable[[Context], list[Row]]:
     def look(context: Context) -> list[Row]:
-        results, why = _run(context, script)
+        results, why = run(context)
         if results is None:
             return [why]
         found = msgspec.json.decode(results.read_bytes(), type=_Findings).findings
@@ -73,14 +83,19 @@ def speed(context: Context) -> list[Row]:
 def _run(context: Context, script: str) -> tuple[Path | None, Row]:
     """The JSON file that the benchmark wrote, or none and a line that says why."""
     path = BENCHMARKS / f"{script}.py"
-    results = context.results / f"{script.removeprefix('bench_')}.json"
     if not path.exists():
         return None, not_run(script, "no such benchmark")
+    return _written(context, script, str(path))
+
+
+def _written(context: Context, name: str, *command: str) -> tuple[Path | None, Row]:
+    """The same of what Python is told to run."""
+    results = context.results / f"{name.removeprefix('bench_')}.json"
     results.unlink(missing_ok=True)
-    arguments = [str(path), "--json", str(results)]
+    arguments = [*command, "--json", str(results)]
     if context.quick:
         arguments.append("--quick")
-    done = context.benchmark(script, *arguments, timeout_s=TIMEOUT_S)
+    done = context.benchmark(name, *arguments, timeout_s=TIMEOUT_S)
     if results.exists():
-        return results, row(script, True, "")
-    return None, row(script, False, f"exit {done.status}: {done.last_line}")
+        return results, row(name, True, "")
+    return None, row(name, False, f"exit {done.status}: {done.last_line}")
