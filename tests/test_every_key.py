@@ -67,6 +67,7 @@ PROOFS = {
     "gateway.strategy.imbalance.enabled": f"{ROUTING}::test_imbalance",
     "gateway.strategy.imbalance.factor": f"{ROUTING}::test_imbalance",
     "gateway.strategy.imbalance.offset": f"{ROUTING}::test_imbalance",
+    "gateway.strategy.imbalance.copyOffset": f"{ROUTING}::test_copy_offset",
     "gateway.defaultMode": "core/test_admission.py::test_without_a_wish_the_default_then_single",
     "gateway.tokenizer": f"{ROUTING}::test_tokenizer_and_block_size",
     "gateway.tokenizing.chatTemplate": f"{TOKENS}::test_settings_of_the_engine",
