@@ -29,6 +29,7 @@ class _Findings(msgspec.Struct, frozen=True):
 
 class _Ratios(msgspec.Struct, frozen=True):
     ratios: list[Ratio]
+    findings: list[_Finding]
 
 
 def findings(script: str) -> Callable[[Context], list[Row]]:
@@ -49,35 +50,37 @@ def _findings(
         if results is None:
             return [why]
         found = msgspec.json.decode(results.read_bytes(), type=_Findings).findings
-        rows = []
-        for one in found:
-            figures = f"{one.figure}; bar: {one.limit}"
-            if one.holds is None:
-                rows.append(not_run(one.what, f"the machine was too noisy: {figures}"))
-            else:
-                rows.append(row(one.what, one.holds, figures))
-        return rows
+        return [_row(one) for one in found]
 
     return look
 
 
-def speed(context: Context) -> list[Row]:
-    """CPU per request of the gateway over its peers', against each bar."""
-    results, why = _run(context, "bench_proxy")
+def _row(one: _Finding) -> Row:
+    figures = f"{one.figure}; bar: {one.limit}"
+    if one.holds is None:
+        return not_run(one.what, f"the machine was too noisy: {figures}")
+    return row(one.what, one.holds, figures)
+
+
+def peers(context: Context) -> list[Row]:
+    """CPU and latency of the gateway over its peers', against each bar."""
+    results, why = _run(context, "bench_peers")
     if results is None:
         return [why]
     rows = []
-    for one in msgspec.json.decode(results.read_bytes(), type=_Ratios).ratios:
+    compared = msgspec.json.decode(results.read_bytes(), type=_Ratios)
+    for one in compared.ratios:
         if one.limit is None or one.holds is None:
             continue
-        what = f"{one.case}: CPU over that of {one.peer}"
+        what = f"{one.case}: over {one.peer}"
         spread = one.ratio
         figures = f"{spread.median:.2f} ({spread.min:.2f} to {spread.max:.2f}), bar {one.limit:.2f}"
         if one.noisy:
             rows.append(not_run(what, f"the machine was too noisy: {figures}"))
         else:
             rows.append(row(what, one.holds, figures))
-    return rows or [row("CPU per request", False, "nothing was compared")]
+    rows += [_row(one) for one in compared.findings]
+    return rows or [row("side by side", False, "nothing was compared")]
 
 
 def _run(context: Context, script: str) -> tuple[Path | None, Row]:
