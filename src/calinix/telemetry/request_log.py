@@ -65,9 +65,9 @@ class LogLine(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
 class RequestLog:
     """Lines to one file descriptor.
 
-    A regular file takes all that has gathered. Anything else (pipe, terminal, socket) only gets what it
-    can take; the rest waits in a buffer of MAX_BUFFERED_BYTES, and what does not fit is dropped
-    and counted.
+    A regular file takes all that has gathered. Anything else (pipe, terminal, socket) only gets
+    what it can take; the rest waits in a buffer of MAX_BUFFERED_BYTES, and what does not fit is
+    dropped and counted.
     """
 
     def __init__(self, fd: int, *, owned: bool = False, path: str | None = None):
