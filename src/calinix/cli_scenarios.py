@@ -58,6 +58,11 @@ def _show(console: Console, result: Result) -> None:
         console.print(f"{grid.note}\n", style="dim", highlight=False)
     if result.findings:
         console.print(_bars(result.findings))
+    console.print(
+        "seed: what the first Calinix, in Rust, published of its own machine; -: nothing",
+        style="dim",
+        highlight=False,
+    )
     console.print(_head(result.machine), highlight=False)
     if result.machine.form != "compiled":
         console.print(

@@ -45,11 +45,11 @@ def test_a_desk_gives_back_what_it_takes() -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenarios of the same kind that take no time."""
+    decision._requests.cache_clear()
     monkeypatch.setattr(decision, "OPERATIONS", 40)
     monkeypatch.setattr(decision, "WARM_UP", 10)
     monkeypatch.setattr(decision, "CALLERS", (1, 12, 128))
     monkeypatch.setattr(decision, "MANY_PODS", (256,))
-    monkeypatch.setattr(decision, "SHAPES", ("100 words", "32 KB"))
     monkeypatch.setattr(index, "READS", 4)
     monkeypatch.setattr(index, "WRITES", 2)
     monkeypatch.setattr(index, "READERS", 8)
@@ -58,7 +58,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairness, "STRATEGIES", ("cacheOnly", "predictive"))
     monkeypatch.setattr(staleness, "STRATEGIES", ("leastLoad",))
     monkeypatch.setattr(staleness, "LAGS_MS", (0, 500))
-    monkeypatch.setattr(suite, "DECIDING", ("cacheAware",))
+    monkeypatch.setattr(suite, "DECIDING", {"cacheAware": ("100 words", "32 KB")})
     monkeypatch.setattr(suite, "QUICK", suite.Size(1, 1))
 
 

@@ -12,10 +12,11 @@ machine only adds; the averages of all of them are in the JSON.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import random
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter, perf_counter_ns
 
@@ -85,34 +86,34 @@ class Decision(msgspec.Struct, frozen=True):
 Advance = Callable[[str], None]
 
 
-def measure(strategy: str, rounds: int, advance: Advance) -> Decision:
-    """All levels; `advance` is told what has been done."""
+def measure(strategy: str, shapes: Sequence[str], rounds: int, advance: Advance) -> Decision:
+    """All levels with prompts of these shapes; `advance` is told what has been done."""
     asked = []
     with quiet_collector():
-        for shape, pods, callers in levels():
+        for shape, pods, callers in levels(shapes):
             asked.append(_level(strategy, shape, pods, callers, rounds))
             advance(f"{shape}, {pods} pods, {callers} callers")
         steps = []
-        for shape in SHAPES:
+        for shape in shapes:
             for pods in (SEED_PODS, *MANY_PODS):
                 steps.append(_steps(strategy, shape, pods, rounds))
                 advance(f"{shape}, {pods} pods, step by step")
     return Decision(strategy, asked, steps)
 
 
-def levels() -> Iterator[tuple[str, int, int]]:
+def levels(shapes: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """(prompt, pods, callers): the seed's levels for each shape, then more pods."""
-    for shape in SHAPES:
+    for shape in shapes:
         for callers in CALLERS:
             yield shape, SEED_PODS, callers
     for pods in MANY_PODS:
         for callers in (1, 128):
-            yield SHAPES[0], pods, callers
+            yield shapes[0], pods, callers
 
 
-def size() -> int:
+def size(shapes: Sequence[str]) -> int:
     """How often `advance` is called."""
-    return len(list(levels())) + len(SHAPES) * (1 + len(MANY_PODS))
+    return len(list(levels(shapes))) + len(shapes) * (1 + len(MANY_PODS))
 
 
 @contextmanager
@@ -193,10 +194,11 @@ async def _one_round(desk: Desk, kept: list[bytes], callers: int) -> tuple[list[
     return queue.taken_ns, elapsed_s
 
 
+@functools.lru_cache(2)
 def _requests(shape: str, pods: int) -> tuple[list[bytes], list[bytes]]:
     """Those that warm a router up, and those of a round."""
     first = max(WARM_UP, INFLIGHT_PER_POD * pods + 1)
-    made = list(bodies(shape, random.Random(pods), first + OPERATIONS))
+    made = list(bodies(shape, random.Random(1), first + OPERATIONS))
     return made[:first], made[first:]
 
 
@@ -270,7 +272,7 @@ def grids(found: Decision) -> list[Grid]:
     return [
         Grid(
             f"Routing decisions, {found.strategy}: microseconds from enqueue to plan",
-            ("prompts", "callers", "avg", "p50", "p99", "per s", "seed: avg", "per s"),
+            ("prompts", "callers", "avg", "p50", "p99", "per s", "seed: avg", "p50", "per s"),
             asked,
             f"{OPERATIONS:,} decisions a level, all callers on one core",
         ),
@@ -283,12 +285,13 @@ def grids(found: Decision) -> list[Grid]:
     ]
 
 
-def _published(row: CallersRow) -> tuple[str, str]:
+def _published(row: CallersRow) -> tuple[str, str, str]:
     if row.prompt != SHAPES[0] or row.pods != SEED_PODS:
-        return "-", "-"
+        return "-", "-", "-"
     per_s = published.DECISIONS_PER_S if row.callers >= 12 else None
     return (
         published.said(published.DECISION_AVG_US.get(row.callers)),
+        published.said(published.DECISION_P50_US.get(row.callers)),
         published.said(per_s, about="~"),
     )
 

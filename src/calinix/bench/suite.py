@@ -9,6 +9,7 @@ import msgspec
 from calinix.bench import bitmap, decision, fairness, index, staleness
 from calinix.bench.bitmap import SetRow
 from calinix.bench.decision import Decision
+from calinix.bench.desk import SHAPES
 from calinix.bench.fairness import FairnessRow
 from calinix.bench.index import IndexRow
 from calinix.bench.results import Finding, Grid
@@ -23,8 +24,8 @@ SCENARIOS = {
     "staleness": staleness,
 }
 """In the order in which they are run and shown; a scenario's docstring is its method."""
-DECIDING = ("cacheAware", "predictive")
-"""Strategies whose decisions are timed; the bars are for the first."""
+DECIDING = {"cacheAware": SHAPES, "predictive": SHAPES[:1]}
+"""Strategies whose decisions are timed, and with which prompts; the bars are for the first."""
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -36,7 +37,7 @@ class Size(msgspec.Struct, frozen=True):
     """Of what is simulated."""
 
 
-FULL, QUICK = Size(15, 5), Size(3, 1)
+FULL, QUICK = Size(9, 5), Size(3, 1)
 
 
 class Result(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -56,7 +57,7 @@ class Result(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 def steps(names: Sequence[str]) -> int:
     """How often `run` tells of progress."""
     counts = {
-        "decision": decision.size() * len(DECIDING),
+        "decision": sum(map(decision.size, DECIDING.values())),
         "index": 1,
         "bitmap": 1,
         "fairness": len(fairness.STRATEGIES),
@@ -75,7 +76,10 @@ def run(names: Sequence[str], advance: Callable[[str], None], *, quick: bool = F
     late: list[StalenessRow] = []
     for name in names:
         if name == "decision":
-            decided = [decision.measure(one, size.rounds, advance) for one in DECIDING]
+            decided = [
+                decision.measure(strategy, shapes, size.rounds, advance)
+                for strategy, shapes in DECIDING.items()
+            ]
         elif name == "index":
             threads = index.measure()
             advance("index")
