@@ -74,7 +74,7 @@ PROOFS = {
     "gateway.tokenizing.contentFormat": f"{TOKENS}::test_settings_of_the_engine",
     "gateway.tokenizing.templateArguments": f"{TOKENS}::test_settings_of_the_engine",
     "gateway.tokenizing.waitMs": f"{EXACT}::test_late_tokens_do_not_hold_up_a_request",
-    "gateway.tokenizing.threads": f"{EXACT}::test_threads",
+    "gateway.tokenizing.processes": f"{EXACT}::test_processes",
     "gateway.tokenizing.cacheBytes": f"{EXACT}::test_cache_bytes",
     "gateway.tokenizing.checkMs": (
         "tokens/test_token_trust.py::test_pods_with_other_tokens_are_not_believed"
