@@ -66,7 +66,9 @@ def _step_back() -> None:
     niceness alone it may first use up its time, some milliseconds.
     """
     if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        # Where that is forbidden, things go on as they are.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:
         os.nice(19)
 
