@@ -6,11 +6,16 @@ To add one: write the function, and its line in ALWAYS or FILTERS.
 # ruff: noqa: ARG001  one signature for all
 from __future__ import annotations
 
+from typing import Final
+
 from calinix.core.bitmap import HostBitmap
 from calinix.core.choice import Choice, Filter
 from calinix.core.kv import balanced
 from calinix.core.requests import RouteRequest
 from calinix.core.state import State
+
+COPY_FACTOR: Final = 1.25
+"""Pods that hold a hot prefix are too few where all have more than this times the mean."""
 
 
 def alive(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
@@ -78,8 +83,8 @@ def imbalance(state: State, request: RouteRequest, choice: Choice) -> HostBitmap
 def without_busy_holders(state: State, choice: Choice, pick: int) -> HostBitmap:
     """Who does not hold a hot prefix, so that another pod comes to hold it; 0: nobody has to.
 
-    Hot is what two pods or more hold most of, and all that hold it have more than the mean and
-    copyOffset requests: its copies are too few. What one pod holds is somebody's own conversation.
+    Hot is what two pods or more hold most of, while all that hold it have more than the mean, by
+    copyOffset requests and by a quarter. What one pod holds is somebody's own conversation.
     """
     offset = state.strategy.imbalance.copy_offset
     inflight, depths, among = choice.inflight, choice.depths, choice.among
@@ -89,7 +94,8 @@ def without_busy_holders(state: State, choice: Choice, pick: int) -> HostBitmap:
     load = inflight[pick]
     if load <= offset or depths[pick] < choice.deepest:
         return 0
-    bound = sum(inflight) / among.count + offset
+    mean = sum(inflight) / among.count
+    bound = max(mean + offset, mean * COPY_FACTOR)
     if load <= bound:
         return 0
     holders = held_by = 0
