@@ -58,11 +58,11 @@ def finished(arguments: argparse.Namespace) -> argparse.Namespace:
     """Fills in what was not given."""
     quick = arguments.quick
     arguments.repeats = arguments.repeats or (1 if quick else None)
-    arguments.seconds = arguments.seconds or (1.0 if quick else arguments.usual_seconds)
+    arguments.seconds = arguments.seconds or (1.5 if quick else arguments.usual_seconds)
     if arguments.retries is None:
         arguments.retries = 0 if quick else 3
     if arguments.warm_up is None:
-        arguments.warm_up = 0.5 if quick else arguments.usual_warm_up
+        arguments.warm_up = 0.6 if quick else arguments.usual_warm_up
     return arguments
 
 

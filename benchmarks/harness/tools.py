@@ -137,7 +137,11 @@ class Loadgen:
     def result(self) -> Load:
         """Waits for its report; raises BenchmarkError when there is none."""
         try:
-            line, _ = self.child.process.communicate(timeout=self._limit_s)
+            try:
+                line, _ = self.child.process.communicate(timeout=self._limit_s)
+            except subprocess.TimeoutExpired:
+                # It may be us who were stopped meanwhile.
+                line, _ = self.child.process.communicate(timeout=1.0)
         except subprocess.TimeoutExpired as error:
             raise BenchmarkError(f"the load did not end within {self._limit_s:g} s") from error
         finally:
