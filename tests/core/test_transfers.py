@@ -6,8 +6,9 @@ import pytest
 
 from calinix.config import Labels
 from calinix.core.events import Finished, FirstToken, PrefillDone
+from calinix.core.pods import PodTable
 from calinix.core.router import Router
-from calinix.core.transfers import MEASURED
+from calinix.core.transfers import FAR, MEASURED, ZONE, Transfers
 from routing import ask, make_config, make_router, pod_config
 
 
@@ -80,3 +81,17 @@ def test_an_answer_after_the_transfer_times_nothing() -> None:
         for _ in range(2 * MEASURED):
             transfer(router, pod_id, 1.0, transferred=True)
     assert nearness(router) == {"same-host": 1.0, "same-zone": 1.0, "elsewhere": 0.0}
+
+
+def test_ways_follow_the_labels() -> None:
+    """How near pods are is kept, and worked out anew when a pod's labels change."""
+    table, transfers = PodTable(8), Transfers()
+    table.place(pod_config("prefill-0", labels=Labels(zone="a")), "prefill")
+    decode = table.place(pod_config("decode-0", labels=Labels(zone="b")), "decode")
+    among = table.slot_set(1 << decode.slot)
+    ways = transfers.ways(table, 0, among)
+    assert (list(ways.kinds), list(ways.near)) == ([FAR], [0.0])
+    assert transfers.ways(table, 0, among) is ways
+    table.update(decode, pod_config("decode-0", labels=Labels(zone="a")))
+    ways = transfers.ways(table, 0, among)
+    assert (list(ways.kinds), list(ways.near)) == ([ZONE], [1.0])
