@@ -10,12 +10,14 @@ Nothing but leases changes these columns: no probe, no event of a pod.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from calinix.core.bitmap import HostBitmap
+from calinix.core.columns import Values
 from calinix.core.kv import Loads
 from calinix.core.pods import Pod, PodTable
 from calinix.core.requests import Work
@@ -139,6 +141,8 @@ class Ledger:
         """Output tokens expected of the requests inflight."""
         self.full: HostBitmap = 0
         """Pods with inflight >= maxConns."""
+        self._others: Values | None = None
+        """Requests by slot that other workers of this gateway have there."""
 
     def __len__(self) -> int:
         """How many leases are open."""
@@ -301,9 +305,19 @@ class Ledger:
             limit -= 1
         self.next_release_s = releases[0][0] if releases else float("inf")
 
+    def count_others(self, inflight: Values | None) -> None:
+        """What other workers of this gateway have on the pods leaves so much less room there."""
+        before, self._others = self._others, None if inflight is None else array("d", inflight)
+        for slot, bound in enumerate(self._table.max_conns):
+            was = 0.0 if before is None else before[slot]
+            if bound and was != (0.0 if self._others is None else self._others[slot]):
+                self.recheck(slot)
+
     def recheck(self, slot: int) -> None:
         """Whether the pod is full, after its load or its maxConns changed."""
         mark, bound = 1 << slot, float(self._table.max_conns[slot])
+        if self._others is not None:
+            bound -= self._others[slot]
         self.loads.bounds[slot] = bound
         if self.loads.inflight[slot] >= bound:
             self.full |= mark

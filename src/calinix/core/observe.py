@@ -10,6 +10,7 @@ from calinix.core.events import Event, Failure
 from calinix.core.ledger import Lease
 from calinix.core.means import RequestMeans
 from calinix.core.outlook import Answers
+from calinix.core.peers import Peers
 from calinix.core.pods import Pod
 from calinix.core.requests import Work
 from calinix.core.roster import Roster
@@ -32,6 +33,7 @@ class Observer:
         self._registry, self._preparer = state.registry, state.preparer
         self._roster = roster
         self._means = means
+        peers = Peers(state, roster)
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             events.PodAdded: self._pod_added,
             events.PodRemoved: self._pod_removed,
@@ -52,7 +54,9 @@ class Observer:
             events.FirstToken: self._first_token,
             events.Finished: self._finished,
             events.Failed: self._failed,
-            events.ReplicaFacts: self._replica_facts,
+            events.ReplicaFacts: peers.columns,
+            events.ReplicaGone: peers.gone,
+            events.PeerFacts: peers.absorb,
         }
 
     # --- pods --------------------------------------------------------------------------------
@@ -77,10 +81,6 @@ class Observer:
         self._state.strategy = event.strategy
         self._state.owed.clear()
         self._state.recipes = recipes(event.strategy) | self._state.own_recipes
-
-    def _replica_facts(self, event: events.ReplicaFacts, now: float) -> None:
-        self._state.replicas.absorb(event, now)
-        self._state.rates.share(self._state.replicas.rate_tokens, self._state.replicas.rate_s)
 
     def _rules_changed(self, event: events.RulesChanged, now: float) -> None:  # noqa: ARG002
         self._state.health.adopt(event.health)

@@ -63,6 +63,8 @@ class Planner:
             pod, prefill, work, now, uncached, output, prompt, explanation, effort, context
         )
         lease.ahead = ahead
+        if is_shared:
+            state.replicas.echo(pod.slot)
         if not request.streamed and ttft_s is not None and prefill is None:
             ledger.hide(lease, now + ttft_s)
         self._write_down(request, lease)

@@ -20,22 +20,30 @@ MAX_REPLICAS = 64
 """One more than these is not listened to."""
 SILENT_S = 10.0
 """A replica that says nothing for so long, or for four of its periods, is gone with its load."""
+WORKER_SYNC_S = 0.1
+"""Who reports as often as this is a worker of this gateway: its clients are like those here."""
+RATES_S = 0.25
+"""How often the measured rates of such reports are taken in."""
+FLOW_S = 0.5
+"""Shortest time over which a flow is measured."""
 START_SYNC_S = 1.0
 """How often a replica is taken to report until it has done so twice."""
-_COLUMNS = ("inflight", "work_tokens", "context_tokens", "rate_tokens", "rate_s")
+_COLUMNS = 5
 _KEEP = 0.7
 
 
 class _Replica:
     """The last report of one replica, and what several of them say."""
 
-    __slots__ = ("columns", "flow", "gateways", "said", "sync_s", "true_s")
+    __slots__ = ("columns", "flow", "gateways", "said", "said_s", "sync_s", "true_s")
 
     def __init__(self, slots: int):
-        self.columns: npt.NDArray[np.float64] = np.zeros((len(_COLUMNS), slots))
+        self.columns: npt.NDArray[np.float64] = np.zeros((_COLUMNS, slots))
         self.said: dict[Role, RoleFacts] = {}
         self.flow: dict[Role, tuple[float, float]] = {}
         """Role -> (requests a second, work tokens a second)."""
+        self.said_s = float("-inf")
+        """When `said` was true."""
         self.true_s = float("-inf")
         """When its last report was true."""
         self.sync_s = 0.0
@@ -53,6 +61,9 @@ class Replicas:
         self.context: Values | None = None
         self.rate_tokens: Values | None = None
         self.rate_s: Values | None = None
+        self.echoes = 0.0
+        """Workers of this gateway beside this one: what it does, each of them is doing as well."""
+        self._rates_s = float("-inf")
 
     def __len__(self) -> int:
         """How many others there are."""
@@ -64,25 +75,50 @@ class Replicas:
         """Seconds between two reports of a replica, the longest of all; 0 without replicas."""
         return max((one.sync_s or START_SYNC_S for one in self._known.values()), default=0.0)
 
-    def absorb(self, event: ReplicaFacts, now: float) -> None:
-        """Takes in a report. Pods that are not configured here are left out."""
+    def absorb(self, event: ReplicaFacts, now: float) -> bool:
+        """Takes in a report; True: the rates of the others are to be looked at anew.
+
+        Pods that are not configured here are left out.
+        """
         one = self._known.get(event.replica)
         if one is None:
             if len(self._known) >= MAX_REPLICAS:
-                return
+                return False
             one = self._known[event.replica] = _Replica(self._table.max_pods)
         true_s = now - max(event.age_s, 0.0)
         elapsed_s = true_s - one.true_s
         if 0.0 < elapsed_s < float("inf"):
             measured_s = _KEEP * (one.sync_s or elapsed_s) + (1.0 - _KEEP) * elapsed_s
             one.sync_s = event.sync_s or measured_s
-            self._flow(one, event.roles, elapsed_s)
         elif event.sync_s > 0.0:
             one.sync_s = event.sync_s
-        one.said = {facts.role: facts for facts in event.roles}
+        over_s = true_s - one.said_s
+        if event.sync_s == 0.0 or event.sync_s > WORKER_SYNC_S or over_s >= FLOW_S:
+            if 0.0 < over_s < float("inf"):
+                self._flow(one, event.roles, over_s)
+            one.said = {facts.role: facts for facts in event.roles}
+            one.said_s = true_s
         one.true_s, one.gateways = true_s, event.gateways
         one.columns = self._by_slot(event.pods)
         self._sum()
+        if one.sync_s <= WORKER_SYNC_S and now < self._rates_s:
+            return False
+        self._rates_s = now + RATES_S
+        return True
+
+    def echo(self, slot: int) -> None:
+        """A request was routed to the slot: until the other workers report, they did the same.
+
+        Without it a burst that reaches all of them at once would find each of them choosing as if
+        it were alone.
+        """
+        if self.inflight is not None:
+            self.inflight[slot] += self.echoes
+
+    def forget(self, replica: str) -> None:
+        """It has ended."""
+        if self._known.pop(replica, None) is not None:
+            self._sum()
 
     def forget_silent(self, now: float) -> None:
         """Drops replicas that are gone."""
@@ -124,15 +160,23 @@ class Replicas:
             )
 
     def _by_slot(self, pods: Sequence[PodFacts]) -> npt.NDArray[np.float64]:
-        columns = np.zeros((len(_COLUMNS), self._table.max_pods))
+        columns = np.zeros((_COLUMNS, self._table.max_pods))
         for facts in pods:
             pod = self._table.find(facts.pod_id)
             if pod is not None:
-                values = [float(getattr(facts, name)) for name in _COLUMNS]
+                values = (
+                    facts.inflight,
+                    facts.work_tokens,
+                    facts.context_tokens,
+                    facts.rate_tokens,
+                    facts.rate_s,
+                )
                 columns[:, pod.slot] = [value if 0.0 <= value < 1e15 else 0.0 for value in values]
         return columns
 
     def _sum(self) -> None:
+        fast = [one for one in self._known.values() if 0.0 < one.sync_s <= WORKER_SYNC_S]
+        self.echoes = float(len(fast))
         if not self._known:
             self.inflight = self.work = self.context = self.rate_tokens = self.rate_s = None
             return

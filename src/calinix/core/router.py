@@ -15,6 +15,7 @@ from calinix.core.bitmap import iterate
 from calinix.core.choice import Choice, Recipe
 from calinix.core.events import Event, ReplicaFacts
 from calinix.core.explain import DecisionRing
+from calinix.core.ledger import Lease
 from calinix.core.observe import Observer
 from calinix.core.pipeline import choose
 from calinix.core.plans import Planner
@@ -169,6 +170,17 @@ class Router:
     def ready(self) -> bool:
         """Whether at least one mode could serve a request."""
         return ready(self._state)
+
+    def lease(self, lease_id: int) -> Lease | None:
+        """What an open lease holds, for hosts that tell other workers of it; not to be changed."""
+        return self._state.ledger.leases.get(lease_id)
+
+    def pod_names(self) -> tuple[str, ...]:
+        """Ids of the pods by slot, empty where nobody is, up to the last one."""
+        names = ["" if pod is None else pod.id for pod in self._state.table.at]
+        while names and not names[-1]:
+            names.pop()
+        return tuple(names)
 
     def open_leases(self) -> int:
         """Requests routed and not ended."""

@@ -530,8 +530,13 @@ class HttpServer:
         port: int,
         ssl: ssl_module.SSLContext | None = None,
         sock: socket.socket | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
-        """Listen on host and port (0: any), or on a bound socket. Raises OSError."""
+        """Listen on host and port (0: any), or on a bound socket. Raises OSError.
+
+        `shared`: other processes listen there too, and the kernel deals out the connections.
+        """
         handshake_s = self.timeouts.client_ms / 1000 if ssl is not None else None
         listen = functools.partial(
             self.loop.create_server,
@@ -540,10 +545,23 @@ class HttpServer:
             ssl_handshake_timeout=handshake_s,
             backlog=BACKLOG,
         )
+        if shared:
+            listen = functools.partial(listen, reuse_port=True)
         server = await (listen(host or None, port) if sock is None else listen(sock=sock))
-        self._server = server
+        self._begin(server)
         sockets: Any = server
         self.port = sockets.sockets[0].getsockname()[1]  # uvloop's are no tuple
+
+    async def start_local(self, path: str) -> None:
+        """Listen on a unix socket at `path`. Raises OSError."""
+        self._begin(
+            await self.loop.create_unix_server(
+                lambda: cast("asyncio.Protocol", ServerConnection(self)), path
+            )
+        )
+
+    def _begin(self, server: asyncio.Server) -> None:
+        self._server = server
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep_again)
 
     def adopt(self, limits: Limits, timeouts: Timeouts) -> None:
