@@ -1,0 +1,418 @@
+"""What several workers keep of one worker's knowledge, what they cost, what a killed one leaves.
+
+    python benchmarks/bench_workers.py [--quick] [--json [FILE]] [--only hits,bursts,cpu,ends]
+
+hits     Cached prompt tokens over prompt tokens, as eight mock pods with bounded caches count
+         them: 48 prefixes that do not all fit on one pod, sessions of three turns; 1, 2, 4 workers.
+bursts   64 equal prompts that nobody has seen, on 64 connections at once: the busiest pod's share.
+cpu      CPU of all processes per request, at the same rate of requests, 1 and 2 workers in turn on
+         one core; medians, and slices that others disturb are taken again.
+ends     kill -9 of one of two workers under streams, then SIGTERM under streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from calinix.sim.load_traffic import Shape
+from calinix.sim.loadgen import Plan, run_load
+from calinix.sim.mock_pod import MockPod
+from calinix.sim.pod_model import PodFigures
+from harness.contenders import Contender, Setup, calinix_config, calinix_contender, new_setup
+from harness.contenders import started as started_gateway
+from harness.machine import BENCHMARKS, choose_cores, describe_machine, write_json
+from harness.processes import BenchmarkError, Child, Children, get
+from harness.tables import new_console
+from harness.tools import POD_COUNT, Load, build_tools, start_load, start_mock_pods
+
+RESULTS = BENCHMARKS / "results" / "workers.json"
+HITS_LOST, MOST_SHARES, CPU_MORE = 0.03, 2.0, 0.15
+NOISY_CORES = 0.3
+RETRIES = 3
+BURST = 64
+PODS = PodFigures(
+    prefill_tokens_per_s=20_000.0, token_delay_s=0.003, kv_capacity_tokens=24_576, parallel=1
+)
+SLOW = PodFigures(prefill_tokens_per_s=20_000.0, token_delay_s=0.02, parallel=1)
+SHAPE = Shape(
+    model="mock", prompt_tokens=1000, shared_prefix=0.8, prefixes=48, turns=3, max_tokens=8
+)
+CASES = {
+    "200 B prompts": ("-c", "32", "-n", "200", "-r", "6000"),
+    "32 KB prompts": ("-c", "32", "-n", "32768", "-r", "3000"),
+}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that must hold, with the figures it was judged by."""
+
+    what: str
+    figure: str
+    limit: str
+    holds: bool | None
+    """None: the machine was too noisy to tell."""
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """What every part is given."""
+
+    children: Children
+    folder: Path
+    calinix: str
+    quick: bool
+    measured: dict[str, Any]
+    """Raw figures, for the JSON."""
+
+
+def gateway_of(tools: Tools, workers: int, **more: Any) -> Contender:
+    """The gateway with so many workers; `more` adds to the section `gateway`."""
+    base = calinix_contender(tools.calinix)
+
+    def command(setup: Setup) -> list[str]:
+        line = base.command(setup)
+        path = setup.folder / "config.yaml"
+        config: Any = calinix_config(setup)
+        config["gateway"] |= {"workers": workers, **more}
+        path.write_text(yaml.safe_dump(config))
+        return line
+
+    return msgspec.structs.replace(base, command=command)
+
+
+def settled(setup: Setup, workers: int) -> None:
+    """Waits until all workers are there and know each other."""
+    if workers == 1:
+        return
+    for _ in range(200):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            state = msgspec.json.decode(get(setup.admin_port, "/admin/state")[1])
+            views = [
+                msgspec.json.decode(get(setup.admin_port, f"/admin/controller?worker={n}")[1])
+                for n in range(workers)
+            ]
+            ready = all(one["ready"] for one in state["workers"])
+            if ready and all(view["replicas"] == workers - 1 for view in views):
+                return
+        signal.sigtimedwait((), 0.05)
+    raise BenchmarkError("the workers did not all start")
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    tools: Tools, workers: int, figures: PodFigures, **more: Any
+) -> AsyncIterator[tuple[Setup, Child, dict[str, MockPod]]]:
+    """Mock pods in this process, and a gateway of so many workers before them."""
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as stack:
+        pods = [await stack.enter_async_context(MockPod(figures=figures)) for _ in range(POD_COUNT)]
+        folder = tools.folder / f"{len(list(tools.folder.iterdir()))}"
+        setup = new_setup([pod.port for pod in pods], folder)
+        starting = started_gateway(tools.children, gateway_of(tools, workers, **more), setup, None)
+        child = await loop.run_in_executor(None, starting.__enter__)
+        try:
+            await loop.run_in_executor(None, settled, setup, workers)
+            yield setup, child, {f"pod-{n}": pod for n, pod in enumerate(pods)}
+        finally:
+            await loop.run_in_executor(None, starting.__exit__, None, None, None)
+
+
+# ---- hits
+
+
+async def hits(tools: Tools) -> list[Finding]:
+    """Hit ratio of 1, 2 and 4 workers under the same traffic."""
+    requests = 600 if tools.quick else 3000
+    ratios: dict[int, list[float]] = {1: [], 2: [], 4: []}
+    for seed in range(1, 2 if tools.quick else 4):
+        for workers, found in ratios.items():
+            async with fleet(tools, workers, PODS) as (setup, _, _pods):
+                plan = Plan(requests=requests, concurrency=48)
+                url = f"http://127.0.0.1:{setup.port}"
+                summary = await run_load(url, SHAPE, plan, seed=seed)
+            if summary.errors or summary.cached_token_ratio is None:
+                raise BenchmarkError(f"{workers} workers: {summary.errors}")
+            found.append(summary.cached_token_ratio)
+    tools.measured["hits"] = {str(workers): found for workers, found in ratios.items()}
+    means = {workers: statistics.mean(found) for workers, found in ratios.items()}
+    return [
+        Finding(
+            f"hit ratio with {workers} workers",
+            f"{means[workers]:.1%}, one worker {means[1]:.1%}",
+            f"at least {1 - HITS_LOST:.0%} of one worker's",
+            means[workers] >= (1 - HITS_LOST) * means[1],
+        )
+        for workers in (2, 4)
+    ]
+
+
+# ---- bursts
+
+
+async def bursts(tools: Tools) -> list[Finding]:
+    """Shares of the busiest pod in bursts of equal cold prompts."""
+    rounds = 3 if tools.quick else 10
+    findings = []
+    for workers in (1, 2, 4):
+        worst = []
+        async with fleet(tools, workers, SLOW, strategy="cacheAware") as (setup, _, _pods):
+            for number in range(rounds):
+                text = f"Burst {number}: " + "an equal and cold prompt, quite long. " * 60
+                pods = await asyncio.gather(*(_one(setup.port, text) for _ in range(BURST)))
+                worst.append(max(Counter(pods).values()) / (BURST / POD_COUNT))
+        tools.measured.setdefault("bursts", {})[str(workers)] = worst
+        findings.append(
+            Finding(
+                f"{BURST} equal cold prompts, {workers} worker{'s' * (workers > 1)}",
+                f"the busiest pod has {max(worst):.2f} shares at most, "
+                f"{statistics.mean(worst):.2f} on average",
+                f"{MOST_SHARES:g} shares",
+                max(worst) <= MOST_SHARES,
+            )
+        )
+    return findings
+
+
+async def _begin(port: int, text: str, tokens: int) -> tuple[asyncio.StreamReader, Any, bytes]:
+    """A stream on a connection of its own, and its head."""
+    body = msgspec.json.encode(
+        {
+            "model": "mock",
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    writer.write(head + body)
+    return reader, writer, await reader.readuntil(b"\r\n\r\n")
+
+
+async def _one(port: int, text: str, tokens: int = 12) -> str:
+    """The pod that answered."""
+    reader, writer, head = await _begin(port, text, tokens)
+    rest = await reader.read(-1)
+    writer.close()
+    if b"[DONE]" not in rest:
+        raise BenchmarkError(f"no whole answer: {head!r}")
+    return head.lower().partition(b"x-calinix-target-pod-id: ")[2].split(b"\r\n")[0].decode()
+
+
+# ---- cpu
+
+
+def cpu(tools: Tools) -> list[Finding]:
+    """CPU per request of two workers over that of one."""
+    build_tools()
+    cores = choose_cores()
+    pods = start_mock_pods(tools.children, cores, tools.folder)
+    taken: dict[tuple[str, int], list[Load]] = {}
+
+    def measure(name: str, workers: int) -> Load:
+        setup = new_setup(pods.ports, tools.folder / f"cpu-{len(list(tools.folder.iterdir()))}")
+        with started_gateway(
+            tools.children, gateway_of(tools, workers), setup, cores.proxy
+        ) as proxy:
+            settled(setup, workers)
+            return start_load(
+                tools.children, cores, tools.folder, setup.port,
+                seconds=2.0 if tools.quick else 4.0, warm_up_s=1.0, arguments=CASES[name],
+                watched=proxy.pids(), mock_pid=pods.child.pid,
+            ).result()  # fmt: skip
+
+    for repeat in range(1 if tools.quick else 5):
+        for name in CASES:
+            for workers in (1, 2) if repeat % 2 == 0 else (2, 1):
+                load = measure(name, workers)
+                for _ in range(0 if tools.quick else RETRIES):
+                    if load.other <= NOISY_CORES:
+                        break
+                    load = min(load, measure(name, workers), key=lambda one: one.other)
+                taken.setdefault((name, workers), []).append(load)
+    return [_judge_cpu(tools, name, taken[name, 1], taken[name, 2]) for name in CASES]
+
+
+def _judge_cpu(tools: Tools, name: str, one: list[Load], two: list[Load]) -> Finding:
+    costs = [statistics.median(load.cpu_us_req for load in loads) for loads in (one, two)]
+    noisy = sum(load.other > NOISY_CORES for load in (*one, *two))
+    faults = sum(load.faults for load in (*one, *two))
+    tools.measured.setdefault("cpu", {})[name] = {
+        "one": [load.cpu_us_req for load in one],
+        "two": [load.cpu_us_req for load in two],
+        "noisySlices": noisy,
+        "faults": faults,
+    }
+    ratio = costs[1] / costs[0]
+    good = ratio <= 1 + CPU_MORE and not faults
+    return Finding(
+        f"CPU per request with 2 workers, {name}",
+        f"{ratio:.2f} of one worker's ({costs[1]:.1f} and {costs[0]:.1f} us); {noisy} of "
+        f"{len(one) + len(two)} slices noisy, {faults} faults",
+        f"{1 + CPU_MORE:.2f}",
+        None if 2 * noisy > len(one) + len(two) and not good else good,
+    )
+
+
+# ---- ends
+
+
+async def ends(tools: Tools) -> list[Finding]:
+    """A worker is killed under load, then all are drained under load."""
+    async with fleet(tools, 2, SLOW) as (setup, child, _pods):
+        begun = [await _begin(setup.port, f"stream {n}", 80) for n in range(32)]
+        loop = asyncio.get_running_loop()
+
+        async def state() -> Any:
+            answer = await loop.run_in_executor(None, get, setup.admin_port, "/admin/state")
+            return msgspec.json.decode(answer[1])
+
+        before = (await state())["workers"]
+        os.kill(before[0]["pid"], signal.SIGKILL)
+        whole = sum(await asyncio.gather(*(_is_whole(*stream[:2]) for stream in begun)))
+        lost = len(begun) - whole
+        came_back_s = await _until(lambda: state(), lambda one: _restarted(one))
+        left = await _until(lambda: state(), lambda one: one["openLeases"] == 0)
+        del left
+        pods = msgspec.json.decode(
+            (await loop.run_in_executor(None, get, setup.admin_port, "/admin/pods"))[1]
+        )["pods"]
+        load_left = sum(pod["inflight"] for pod in pods)
+        begun = [await _begin(setup.port, f"stream {n}", 40) for n in range(32)]
+        child.process.send_signal(signal.SIGTERM)
+        drained = sum(await asyncio.gather(*(_is_whole(*stream[:2]) for stream in begun)))
+        status = await loop.run_in_executor(None, child.process.wait)
+    on_it = before[0]["inflight"]
+    tools.measured["ends"] = {
+        "onTheKilled": on_it, "lost": lost, "backAfterS": came_back_s, "loadLeft": load_left
+    }  # fmt: skip
+    return [
+        Finding(
+            "kill -9 of a worker",
+            f"{lost} of 32 streams lost, {on_it} were on it; back after {came_back_s:.1f} s, "
+            f"load left {load_left}",
+            "only what was on it",
+            lost == on_it and load_left == 0,
+        ),
+        Finding(
+            "SIGTERM under load",
+            f"{drained} of 32 streams whole, exit {status}",
+            "32, exit 0",
+            drained == 32 and status == 0,
+        ),
+    ]
+
+
+def _restarted(state: Any) -> bool:
+    return all(one["ready"] for one in state["workers"]) and state["workers"][0]["restarts"] == 1
+
+
+async def _until(
+    look: Callable[[], Coroutine[Any, Any, Any]], holds: Callable[[Any], bool]
+) -> float:
+    """Seconds until it holds."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while not holds(await look()):
+        if loop.time() - began_s > 30.0:
+            raise BenchmarkError("it did not come about within 30 s")
+        await asyncio.sleep(0.02)
+    return loop.time() - began_s
+
+
+async def _is_whole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        data = await reader.read(-1)
+    writer.close()
+    return b"[DONE]" in data
+
+
+# ---- the command
+
+
+PARTS: dict[str, Callable[[Tools], list[Finding]]] = {
+    "hits": lambda tools: uvloop.run(hits(tools)),
+    "bursts": lambda tools: uvloop.run(bursts(tools)),
+    "cpu": cpu,
+    "ends": lambda tools: uvloop.run(ends(tools)),
+}
+
+
+def main() -> int:
+    """The command line; 1 when something does not hold."""
+    arguments = _arguments()
+    console = new_console()
+    findings: list[Finding] = []
+    measured: dict[str, Any] = {}
+    try:
+        with Children() as children, tempfile.TemporaryDirectory(prefix="calinix-bench-") as name:
+            tools = Tools(children, Path(name), arguments.calinix, arguments.quick, measured)
+            for part in arguments.only:
+                findings += PARTS[part](tools)
+    except BenchmarkError as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    _print(console, findings)
+    if arguments.json:
+        results = {
+            "method": __doc__,
+            "machine": describe_machine(),
+            "quick": arguments.quick,
+            "findings": findings,
+            "measured": measured,
+        }
+        write_json(arguments.json, results)
+        console.print(f"written: {arguments.json}", highlight=False)
+    return int(any(one.holds is False for one in findings))
+
+
+def _print(console: Console, findings: list[Finding]) -> None:
+    table = Table(title="Workers", title_justify="left")
+    for name in ("must hold", "seen", "limit", ""):
+        table.add_column(name)
+    for one in findings:
+        verdict = "[yellow]noisy" if one.holds is None else "[red]does not hold"
+        table.add_row(one.what, one.figure, one.limit, "[green]holds" if one.holds else verdict)
+    console.print(table)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    calinix = Path(sys.executable).with_name("calinix")
+    parser.add_argument("--quick", action="store_true", help="short runs, not to be quoted")
+    parser.add_argument("--json", type=Path, nargs="?", const=RESULTS, metavar="FILE")
+    parser.add_argument("--calinix", default=str(calinix), help="the gateway's command line")
+    parser.add_argument(
+        "--only", default=list(PARTS), type=lambda text: text.split(","), metavar="hits,cpu"
+    )
+    arguments = parser.parse_args()
+    if unknown := set(arguments.only) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())
