@@ -7,12 +7,14 @@ READY := $(VENV)/.ready
 # The package as it is when installed: the request path compiled, where there is a C compiler.
 COMPILED := $(CURDIR)/build/compiled
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start many processes: each is quick only where bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check accept bench 2p2d test-engine test-engine-nixl compiled lock clean
 help: ## what can be typed here
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): pyproject.toml requirements-dev.lock setup.py $(wildcard src/calinix/core/*.pyx)
+$(READY): pyproject.toml requirements-dev.lock setup.py $(wildcard src/calinix/*/*.pyx)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes -r requirements-dev.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
@@ -22,9 +24,9 @@ demo: $(READY) ## mock pods, the gateway and some load, live in the terminal
 	$(BIN)/calinix demo
 
 test: $(READY) $(COMPILED)/.ready ## every test, and once more what is compiled when installed
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 	@if ls $(COMPILED)/calinix/_hot*.so > /dev/null 2>&1; then \
-	  PYTHONPATH=$(COMPILED) $(BIN)/pytest -q tests/core tests/wire tests/gateway; \
+	  PYTHONPATH=$(COMPILED) $(BIN)/pytest -q -n 2 --dist worksteal tests/core tests/wire tests/gateway; \
 	else echo "no C compiler: the compiled form was not tested"; fi
 
 check: $(READY) ## lint, format, types, house rules
@@ -61,4 +63,4 @@ lock: ## renew requirements-dev.lock (needs pip-tools)
 
 clean: ## remove what was built
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src -name '*.so' -delete -o -name _native.c -delete
+	find src -name '*.so' -delete -o -name _native.c -delete -o -name _bytes_path.c -delete

@@ -1,8 +1,8 @@
 """Builds the compiled parts where there is a C compiler; without one the package still installs.
 
-`_native` is Cython. HOT is the request path: the same .py files, compiled by mypyc, so that it is
-fast where it is installed and runs from its source in an editable install, where nothing goes
-stale. All of HOT is compiled or nothing of it.
+`_native` and `_bytes_path` are Cython. HOT is the request path: the same .py files, compiled by
+mypyc, so that it is fast where it is installed and runs from its source in an editable install,
+where nothing goes stale. All of HOT is compiled or nothing of it.
 """
 
 import os
@@ -78,14 +78,13 @@ class AllOrNone(build_ext):
         )
 
 
-native = Extension(
-    "calinix.core._native",
-    ["src/calinix/core/_native.pyx"],
-    extra_compile_args=["-O3", "-fno-strict-aliasing", "-ffp-contract=off"],
-    optional=True,
-)
+FLAGS = ["-O3", "-fno-strict-aliasing", "-ffp-contract=off"]
+native = [
+    Extension(name, [f"src/{name.replace('.', '/')}.pyx"], extra_compile_args=FLAGS, optional=True)
+    for name in ("calinix.core._native", "calinix.edge._bytes_path")
+]
 hot = hot_extensions()
 setup(
-    ext_modules=[*cythonize([native], language_level=3), *hot],
+    ext_modules=[*cythonize(native, language_level=3), *hot],
     cmdclass={"build_ext": AllOrNone},
 )

@@ -43,6 +43,7 @@ CHECKS = (
     Check("4", "what exact tokens take of the loop", findings("bench_tokenizer")),
     Check("5", "the strategies, in simulation", findings("bench_policies")),
     Check("5", "unique prompts at full speed", findings("bench_memory")),
+    Check("5", "events and unique prompts together", findings("bench_storm")),
     Check("6", "properties", suite("properties", "tests/properties")),
     Check("7", "faults", suite("faults", "tests/e2e", "fault and not default")),
 )

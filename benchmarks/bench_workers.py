@@ -289,9 +289,8 @@ async def ends(tools: Tools) -> list[Finding]:
         os.kill(before[0]["pid"], signal.SIGKILL)
         whole = sum(await asyncio.gather(*(_is_whole(*stream[:2]) for stream in begun)))
         lost = len(begun) - whole
-        came_back_s = await _until(lambda: state(), lambda one: _restarted(one))
-        left = await _until(lambda: state(), lambda one: one["openLeases"] == 0)
-        del left
+        came_back_s = await _until(state, _restarted)
+        await _until(state, lambda one: bool(one["openLeases"] == 0))
         pods = msgspec.json.decode(
             (await loop.run_in_executor(None, get, setup.admin_port, "/admin/pods"))[1]
         )["pods"]

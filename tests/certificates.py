@@ -62,9 +62,12 @@ async def tls_end(target_port: int, certificate: Path, key: Path) -> AsyncIterat
         task = asyncio.current_task()
         assert task
         tasks.add(task)
-        pod_reader, pod_writer = await asyncio.open_connection("127.0.0.1", target_port)
-        # The streams' own callback cannot bear a cancelled task.
-        with contextlib.suppress(asyncio.CancelledError):
+        # The streams' own callback can bear neither a cancelled task nor a pod that is gone.
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(asyncio.CancelledError, ConnectionError),
+        ):
+            pod_reader, pod_writer = await asyncio.open_connection("127.0.0.1", target_port)
             await asyncio.gather(carry(reader, pod_writer), carry(pod_reader, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)

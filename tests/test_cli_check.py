@@ -44,6 +44,18 @@ def config(text: str = "") -> Config:
     )
 
 
+def test_python_m_calinix_is_the_command() -> None:
+    """Where the script is not on the path, `python -m calinix` does the same, exit codes too."""
+    bad = GOOD.parent / "bad" / "duplicate_ids.yaml"
+    result = subprocess.run(
+        [sys.executable, "-m", "calinix", "check", str(bad)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "duplicate_ids.yaml" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_good_file_is_printed_whole() -> None:
     """Exit 0 and the effective configuration on standard output, which is the same file again."""
     code, out, _ = run(str(GOOD))

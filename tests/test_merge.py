@@ -103,7 +103,7 @@ def view(**changed: Any) -> dict[str, Any]:
         "id": "a", "url": "http://a", "state": "healthy", "reason": "", "healthy": True,
         "ejected": False, "draining": False, "cooling": False, "silent": False,
         "failuresInRow": 0, "inflight": 1, "prefillTokens": 10, "decodeTokens": 20,
-        "tokensPerS": None, "blocks": 5, "capacityBlocks": 9, "lastHeardS": None,
+        "tokensPerS": None, "blocks": 5, "capacityBlocks": 9, "heardAgeS": None,
         "calibration": calibration, **changed,
     }  # fmt: skip
 
@@ -112,12 +112,12 @@ def test_pods_of_all_workers() -> None:
     """Loads add up, the most careful verdict counts, and each worker's part is named."""
     one = view(tokensPerS=100.0, samples=3)
     other = view(
-        inflight=2, state="ejected", ejected=True, reason="why", tokensPerS=300.0, lastHeardS=4.0
+        inflight=2, state="ejected", ejected=True, reason="why", tokensPerS=300.0, heardAgeS=4.0
     )
     (pod,) = pods_of([(0, {"pods": [one]}), (2, {"pods": [other]})])["pods"]
     assert (pod["inflight"], pod["prefillTokens"], pod["decodeTokens"]) == (3, 20, 40)
     assert (pod["state"], pod["reason"], pod["ejected"]) == ("ejected", "why", True)
-    assert (pod["tokensPerS"], pod["lastHeardS"], pod["healthy"]) == (200.0, 4.0, True)
+    assert (pod["tokensPerS"], pod["heardAgeS"], pod["healthy"]) == (200.0, 4.0, True)
     assert pod["calibration"]["cacheSamples"] == 3
     assert pod["workers"] == [
         {"worker": 0, "state": "healthy", "inflight": 1},
@@ -128,15 +128,11 @@ def test_pods_of_all_workers() -> None:
 def test_decisions_and_state_of_all_workers() -> None:
     """Decisions in order of time, the last of all; counts added up."""
     said = [
-        (0, {"decisions": [{"routedSeconds": 1.0}, {"routedSeconds": 4.0}]}),
-        (1, {"decisions": [{"routedSeconds": 2.0}, {"routedSeconds": 3.0}]}),
+        (0, {"decisions": [{"ageSeconds": 4.0}, {"ageSeconds": 1.0}]}),
+        (1, {"decisions": [{"ageSeconds": 3.0}, {"ageSeconds": 2.0}]}),
     ]
     found = decisions_of(said, 3)["decisions"]
-    assert [(one["worker"], one["routedSeconds"]) for one in found] == [
-        (1, 2.0),
-        (1, 3.0),
-        (0, 4.0),
-    ]
+    assert [(one["worker"], one["ageSeconds"]) for one in found] == [(1, 3.0), (1, 2.0), (0, 1.0)]
     assert decisions_of(said, 0) == {"decisions": []}
     state = {
         "inflight": 1, "waiting": 2, "openLeases": 3, "draining": False, "maxTickLagSeconds": 0.5

@@ -91,6 +91,35 @@ def test_a_log_that_cannot_be_opened_is_told_at_start(tmp_path: Path) -> None:
         Telemetry(config(Log(requests_file=str(tmp_path / "no" / "log"))), Pods())
 
 
+def test_a_rotated_log_begins_anew(tmp_path: Path, operational: list[dict[str, object]]) -> None:
+    """What ended before `reopen` is in the renamed file, the rest in a new one of the old name."""
+    path, old = tmp_path / "requests.jsonl", tmp_path / "requests.jsonl.1"
+    telemetry = Telemetry(config(Log(requests_file=str(path))), Pods(Pod("a")))
+    telemetry.finish(record(request_id="before"))
+    path.rename(old)
+    telemetry.reopen()
+    telemetry.finish(record(request_id="after"))
+    telemetry.flush()
+    assert [line["requestId"] for line in read_lines(old)] == ["before"]
+    assert [line["requestId"] for line in read_lines(path)] == ["after"]
+    path.unlink()
+    path.mkdir()
+    telemetry.reopen()
+    telemetry.close()
+    assert [line["event"] for line in operational] == ["request_log_not_reopened"]
+
+
+def test_what_has_no_name_is_not_opened_anew() -> None:
+    """Standard output stays what it is."""
+    read, write = os.pipe()
+    log = RequestLog(write, owned=True)
+    log.reopen()
+    log.write([log_line(record())])
+    log.close()
+    with os.fdopen(read, "rb") as pipe:
+        assert len(pipe.read().splitlines()) == 1
+
+
 @given(st.text(max_size=400), st.text(max_size=400))
 def test_any_text_gives_one_short_line(model: str, error: str) -> None:
     """Whatever a client sends as model: one line of JSON, cut, nothing of it a line of its own."""

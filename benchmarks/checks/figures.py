@@ -80,7 +80,7 @@ def _run(context: Context, script: str) -> tuple[Path | None, Row]:
     arguments = [str(path), "--json", str(results)]
     if context.quick:
         arguments.append("--quick")
-    done = context.python(script, *arguments, timeout_s=TIMEOUT_S)
+    done = context.benchmark(script, *arguments, timeout_s=TIMEOUT_S)
     if results.exists():
         return results, row(script, True, "")
     return None, row(script, False, f"exit {done.status}: {done.last_line}")

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -71,11 +71,16 @@ class Context(msgspec.Struct, frozen=True):
         *,
         timeout_s: float,
         folder: Path = ROOT,
+        more: Mapping[str, str] | None = None,
     ) -> Done:
-        """Runs a command to its end in `folder`; what it says goes to results/NAME.log too."""
+        """Runs a command to its end in `folder`; what it says goes to results/NAME.log too.
+
+        `more` adds to the environment.
+        """
         log = self.results / f"{name}.log"
         began = time.monotonic()
-        child = self.children.start(command, log, folder=folder, environment=_environment())
+        environment = {**_environment(), **(more or {})}
+        child = self.children.start(command, log, folder=folder, environment=environment)
         try:
             status = child.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -87,6 +92,11 @@ class Context(msgspec.Struct, frozen=True):
     def python(self, name: str, *arguments: str, timeout_s: float) -> Done:
         """Runs this Python with arguments, in the project's root."""
         return self.run(name, (sys.executable, *arguments), timeout_s=timeout_s)
+
+    def benchmark(self, name: str, *arguments: str, timeout_s: float) -> Done:
+        """The same with the package that `make accept` measures: the one that is compiled."""
+        path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+        return self.run(name, (sys.executable, *arguments), timeout_s=timeout_s, more=path)
 
 
 class Check(msgspec.Struct, frozen=True):

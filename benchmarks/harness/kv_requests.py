@@ -53,7 +53,7 @@ class _Run(msgspec.Struct, frozen=True):
 
     def slice(self, name: str, arguments: tuple[str, ...], *, storm: bool) -> Slice:
         """One load; the storm covers all of it."""
-        before = self._stored()
+        before = stored(self.admin_port)
         publisher = self._publish() if storm else None
         began = time.monotonic()
         load: Load = start_load(
@@ -66,7 +66,7 @@ class _Run(msgspec.Struct, frozen=True):
             arguments=arguments,
             watched=self.proxy.pids(),
         ).result()
-        stored_per_s = (self._stored() - before) / (time.monotonic() - began)
+        stored_per_s = (stored(self.admin_port) - before) / (time.monotonic() - began)
         if publisher is not None:
             self.children.end(publisher)
         return Slice(
@@ -82,26 +82,35 @@ class _Run(msgspec.Struct, frozen=True):
         )
 
     def _publish(self) -> Child:
-        command = [sys.executable, "-m", "harness.kv_storm", self.endpoint]
-        child = self.children.start(
-            [*command, str(POD_COUNT), str(STORM_PER_S), f"{self.seconds + 3:g}"],
-            self.folder / "storm.log",
-            core=self.cores.others,
-            stdout=subprocess.PIPE,
-            folder=BENCHMARKS,
-            environment={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-        )
-        assert child.process.stdout is not None
-        if not child.process.stdout.readline():
-            raise BenchmarkError(f"the publisher does not start:\n{child.log_tail()}")
-        return child
+        return publish(self.children, self.cores, self.folder, self.endpoint, self.seconds + 3)
 
-    def _stored(self) -> int:
-        status, body = get(self.admin_port, "/admin/pods")
-        if status != 200:
-            raise BenchmarkError(f"/admin/pods answers {status}")
-        pods = msgspec.json.decode(body)["pods"]
-        return sum(pod["kv"].get("stored", 0) for pod in pods)
+
+def publish(children: Children, cores: Cores, folder: Path, endpoint: str, seconds: float) -> Child:
+    """A program that publishes STORM_PER_S stores a second of all pods; it has begun."""
+    child = children.start(
+        [
+            *(sys.executable, "-m", "harness.kv_storm", endpoint),
+            *(str(POD_COUNT), str(STORM_PER_S), f"{seconds:g}"),
+        ],
+        folder / "storm.log",
+        core=cores.others,
+        stdout=subprocess.PIPE,
+        folder=BENCHMARKS,
+        environment={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+    )
+    assert child.process.stdout is not None
+    if not child.process.stdout.readline():
+        raise BenchmarkError(f"the publisher does not start:\n{child.log_tail()}")
+    return child
+
+
+def stored(admin_port: int) -> int:
+    """Block stores that the gateway has taken in, of all pods."""
+    status, body = get(admin_port, "/admin/pods")
+    if status != 200:
+        raise BenchmarkError(f"/admin/pods answers {status}")
+    pods = msgspec.json.decode(body)["pods"]
+    return sum(pod["kv"].get("stored", 0) for pod in pods)
 
 
 def storms(program: str, console: Console, *, quick: bool) -> list[Slice]:

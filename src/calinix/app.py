@@ -208,7 +208,8 @@ class App:
             task.cancel()
 
     def reload(self) -> None:
-        """Reads the file again; a bad one is reported and changes nothing."""
+        """Reads the file again; a bad one is reported and changes nothing. Opens the log anew."""
+        self.telemetry.reopen()
         if self.config_path is None or self.gateway.draining:
             return
         try:

@@ -124,7 +124,10 @@ class Worker(App):
             (self.hurry if payload else self.stopping).set()
             self.stopping.set()
         elif kind is Kind.RELOAD:
-            self.reload()
+            if payload:
+                self.telemetry.reopen()
+            else:
+                self.reload()
         elif kind is Kind.DRAIN:
             drain = drained_of(payload)
             self.gateway.observe(PodDraining(drain.pod_id, drain.draining))

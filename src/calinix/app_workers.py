@@ -73,6 +73,7 @@ class Supervisor:
             config, _ = reloadable(self._config_path, self.config)
         except (ConfigError, OSError, ssl.SSLError) as error:
             log.error("reload_refused", problems=str(error).splitlines())
+            self.workers.reopen_logs()
             return
         self.config = self._handler.config = config
         self.workers.drain_s = config.gateway.timeouts.drain_ms / 1e3

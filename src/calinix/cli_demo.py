@@ -118,7 +118,7 @@ def _config(pods: dict[str, MockPod]) -> Config:
         return [{"id": name, "url": pod.url} for name, pod in pods.items() if name.startswith(role)]
 
     config = {
-        "gateway": {"host": "127.0.0.1", "port": 0, "strategy": "cacheAware"},
+        "gateway": {"host": "127.0.0.1", "port": 0},
         "admin": {"port": 0},
         "log": {"requests": False},
         "upstreams": {
@@ -193,7 +193,11 @@ def _why(plan: RoutePlan) -> str:
     choice = plan.to_dict()["choices"][0]
     candidates = {one["podId"]: one for one in choice["candidates"]}
     scores: dict[str, float] = candidates[choice["picked"]]["scores"]
-    terms = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
+    in_seconds = choice["unit"] == "seconds"
+    terms = ", ".join(
+        f"{name} {score * 1e3:.0f} ms" if in_seconds else f"{name} {score:.2f}"
+        for name, score in scores.items()
+    )
     second = f"; then {choice['runnerUp']}" if choice["runnerUp"] else ""
     return f"{plan.cached_blocks}/{plan.prompt_blocks} blocks there; {terms}{second}"
 

@@ -115,17 +115,19 @@ def _show(decision: dict[str, Any]) -> None:
     if not blocks:
         console.print("[dim]shorter than one block (gateway.blockSize): nothing to match by[/dim]")
     for choice in decision["choices"]:
-        names = list(choice["weights"])
+        names, in_seconds = list(choice["weights"]), choice["unit"] == "seconds"
         weighted = [f"{name} x{weight:g}" for name, weight in choice["weights"].items()]
         title = Text(f"{choice['role']}: {choice['picked']}", style="bold")
-        table = Table("pod", "score", *weighted, "inflight", "blocks", title=title)
+        heads = ["seconds", *names] if in_seconds else ["score", *weighted]
+        table = Table("pod", *heads, "inflight", "blocks", title=title)
+        digits = 3 if in_seconds else 2
         for candidate in choice["candidates"]:
             score = candidate["score"]
             cached = candidate["cachedBlocks"]
             table.add_row(
                 candidate["podId"],
-                "-" if score is None else f"{score:.3f}",
-                *(f"{candidate['scores'][name]:.2f}" for name in names),
+                "-" if score is None else f"{0.0 - score if in_seconds else score:.3f}",
+                *(f"{candidate['scores'][name]:.{digits}f}" for name in names),
                 str(candidate["inflight"]),
                 "-" if cached is None else str(cached),
             )

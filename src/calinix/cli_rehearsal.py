@@ -15,7 +15,7 @@ from rich.table import Table
 from calinix.config import StrategyName
 from calinix.sim import report as reports
 from calinix.sim.baselines import BASELINES
-from calinix.sim.batch import cores, run_all
+from calinix.sim.batch import RunError, cores, run_all
 from calinix.sim.measures import Outcome
 from calinix.sim.report import COLUMNS, Report
 from calinix.sim.scenarios import SCENARIOS, Scenario
@@ -51,7 +51,11 @@ def rehearse(wanted: Wanted) -> None:
             check(task)
         except ValueError as error:
             raise typer.BadParameter(f"{task.strategy}: {error}") from None
-    outcomes = _run(console, tasks, wanted.processes)
+    try:
+        outcomes = _run(console, tasks, wanted.processes)
+    except RunError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
     report = Report(
         scenario=chosen.name,
         description=chosen.description,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
 
+from calinix.config import StrategyName
 from calinix.core.events import (
     Failed,
     Failure,
@@ -20,7 +23,7 @@ from routing import ask, fail, finish, make_config, make_router, serve
 
 def test_a_decision_explains_itself() -> None:
     """Candidates with their scores, who was filtered and why, the runner-up, the prediction."""
-    router = make_router(make_config(4))
+    router = make_router(make_config(4, strategy="cacheAware"))
     finish(router, ask(router, 8, avoid=0b1110))
     router.observe(PodDraining("single-3", True), 1.0)
     plan = ask(router, 8, request_id="me", session_key="s")
@@ -36,6 +39,7 @@ def test_a_decision_explains_itself() -> None:
     assert choice["picked"] == "single-0"
     assert choice["runnerUp"] in ("single-1", "single-2")
     assert choice["filtered"] == [{"podId": "single-3", "filter": "draining"}]
+    assert choice["unit"] == "score"
     assert choice["weights"] == {"cache": 0.6, "load": 0.3}
     first, second, _ = choice["candidates"]
     assert first["podId"] == "single-0"
@@ -44,6 +48,22 @@ def test_a_decision_explains_itself() -> None:
     assert first["cachedBlocks"] == 8
     assert second["score"] == pytest.approx(0.3)
     assert told["outcome"]["status"] is None
+
+
+def test_predicted_seconds_explain_themselves() -> None:
+    """Under predictive the terms are seconds that add up to the score, below 0; cheapest first."""
+    router = make_router(make_config(3))
+    finish(router, ask(router, 8, avoid=0b110), now=1.2)
+    (choice,) = ask(router, 8, now=2.0).to_dict()["choices"]
+    assert choice["unit"] == "seconds"
+    assert set(choice["weights"].values()) == {-1.0}
+    first, *others = choice["candidates"]
+    assert first["podId"] == choice["picked"] == "single-0"
+    assert [one["cachedBlocks"] for one in (first, *others)] == [8, 0, 0]
+    for one in (first, *others):
+        assert one["score"] == pytest.approx(-sum(one["scores"].values()), abs=1e-5)
+        assert one["scores"]["prefill"] > 0.0
+    assert first["score"] > others[0]["score"]
 
 
 def test_the_outcome_is_filled_in() -> None:
@@ -79,7 +99,7 @@ def test_dispatch_explains_both_choices() -> None:
 
 def test_it_is_json() -> None:
     """Whatever the strategy, an explanation can be written as JSON."""
-    for strategy in ("random", "roundRobin", "leastLoad", "powerOfTwo", "cacheOnly", "cacheAware"):
+    for strategy in get_args(StrategyName):
         router = make_router(make_config(3, 2, 2, strategy=strategy))
         for mode in ("single", "dispatch"):
             plan = ask(router, 4, mode=mode)

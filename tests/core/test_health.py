@@ -64,6 +64,21 @@ def test_one_good_probe_suffices_after_bad_ones_at_start() -> None:
     assert pod(router).healthy
 
 
+def test_a_pod_that_is_out_says_why() -> None:
+    """Before the first probe, after bad ones in bounded words, and while good ones are counted."""
+    router = fresh()
+    assert pod(router).reason == "no probe has ended yet"
+    router.observe(ProbeFailed("single-0", reason="answered 404"), 1.0)
+    assert (pod(router).state, pod(router).reason) == ("starting", "its probe failed: answered 404")
+    router.observe(ProbeSucceeded("single-0"), 2.0)
+    assert (pod(router).state, pod(router).reason) == ("healthy", "")
+    for _ in range(3):
+        router.observe(ProbeFailed("single-0", reason="x" * 10_000), 3.0)
+    assert (pod(router).state, len(pod(router).reason)) == ("unhealthy", 218)
+    router.observe(ProbeSucceeded("single-0"), 4.0)
+    assert pod(router).reason == "1 of 2 good probes in a row"
+
+
 def test_thresholds_count_probes_in_a_row() -> None:
     """Three bad probes in a row take a pod out, two good ones in a row bring it back."""
     router = make_router(make_config(2))

@@ -179,7 +179,7 @@ def test_what_a_plan_says() -> None:
     plan = ask(router, 4, request_id="me", model="m")
     assert (plan.request_id, plan.mode) == ("me", "single")
     assert (plan.pod.id, plan.prefill) == ("single-0", None)
-    assert plan.strategy == "cacheAware"
+    assert plan.strategy == "predictive"
     assert len(plan.namespace) == 16
     assert (plan.prompt_blocks, plan.cached_blocks) == (4, 0)
     assert plan.prompt_tokens == len(text(4)) / 4

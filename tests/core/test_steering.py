@@ -121,6 +121,46 @@ def test_weighted_power_of_two() -> None:
     assert got["single-0"] > 1.5 * got["single-1"]
 
 
+def rates_of(mode: str, idle_s: float) -> list[float | None]:
+    """Service rates that the decode pool is steered by, in requests a second.
+
+    Each request takes 0.5 s on pod 0 and then leaves it alone for `idle_s`; pod 1 has one all the
+    time, which it never ends.
+    """
+    config = make_config(0, 1, 2, strategy="leastLoad")
+    setting = Controller(mode=mode)  # type: ignore[arg-type]
+    router = make_router(msgspec.structs.replace(config, controller=setting))
+    ask(router, b"q", 0.0, avoid=0b010)
+    now = 0.0
+    for number in range(20):
+        plan = ask(router, b"%d" % number, now, avoid=0b100)
+        now += 0.5
+        router.tick(now)
+        finish(router, plan, now)
+        now += idle_s
+        router.tick(now)
+    return list(router.controllers(now)["decode"].service_rate)
+
+
+def test_service_rates_are_of_busy_time() -> None:
+    """However seldom a pod is used, what it completes in its busy seconds is its speed."""
+    for idle_s in (0.0, 1.5):
+        assert rates_of("convex", idle_s)[0] == pytest.approx(2.0, rel=0.1)
+
+
+def test_literal_service_rates_are_of_the_clock() -> None:
+    """Literally, a service rate is the throughput: what the pod completes by the clock."""
+    assert rates_of("literal", 0.0)[0] == pytest.approx(2.0, rel=0.1)
+    assert rates_of("literal", 1.5)[0] == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("mode", ["convex", "literal"])
+def test_a_pod_that_completed_nothing_yet_is_not_known(mode: str) -> None:
+    """Busy with its first request it has the pool's mean rate, and is not one that stands still."""
+    fast, first = rates_of(mode, 0.0)
+    assert first == pytest.approx(fast)
+
+
 def costs_of(rule: Predictive, busy: int, prompt: bytes = b"y" * 4000) -> dict[str, list[float]]:
     """The terms of a decision while pod 0 has so many requests, whose prompts it knows."""
     router = make_router(config_of("predictive", predictive=rule))

@@ -137,7 +137,9 @@ def test_a_full_match_cannot_outbid_any_load() -> None:
     """Under cacheAware a hot prefix spreads once its pod is too busy; not if switched off."""
     for enabled, spread in ((True, True), (False, False)):
         strategy = Strategy(
-            single=Weights(cache=1.0, load=0.1), imbalance=Imbalance(enabled=enabled)
+            "cacheAware",
+            single=Weights(cache=1.0, load=0.1),
+            imbalance=Imbalance(enabled=enabled),
         )
         router = make_router(make_config(4, strategy=strategy))
         finish(router, ask(router, 10))
@@ -262,10 +264,10 @@ def test_cache_only_follows_the_cache() -> None:
 
 
 def test_default_weights_are_the_seeds() -> None:
-    """Per role; scorers of weight 0 are left out."""
+    """Of cacheAware, per role; scorers of weight 0 are left out."""
     found = {
         role: {name: weight for name, weight, _ in recipe.scorers}
-        for role, recipe in strategies.recipes(Strategy()).items()
+        for role, recipe in strategies.recipes(Strategy("cacheAware")).items()
     }
     assert found == {
         "single": {"cache": 0.6, "load": 0.3, "sticky": 0.1},
@@ -293,14 +295,19 @@ def test_every_strategy_serves_both_modes(name: StrategyName) -> None:
 
 
 def test_weights_have_an_effect() -> None:
-    """Each weight of each role changes who is picked."""
+    """Of cacheAware: each weight of each role changes who is picked."""
     labels = Labels(zone="z")
     near = tuple(pod_config(f"decode-{n}", labels=labels if n == 2 else Labels()) for n in range(3))
     prefill = (pod_config("prefill-0", labels=labels),)
+
+    def router_of(weights: Weights) -> Router:
+        strategy = Strategy("cacheAware", decode=weights)
+        return make_router(make_config(0, prefill, near, strategy=strategy))
+
     for weights in (Weights(locality=1.0), Weights(load=0.1, locality=1.0)):
-        router = make_router(make_config(0, prefill, near, strategy=Strategy(decode=weights)))
+        router = router_of(weights)
         assert Counter(serve(router) for _ in range(10)) == {"decode-2": 10}
-    router = make_router(make_config(0, prefill, near, strategy=Strategy(decode=Weights(load=1.0))))
+    router = router_of(Weights(load=1.0))
     assert len({serve(router) for _ in range(30)}) == 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from pathlib import Path
 from signal import SIGHUP
@@ -60,6 +61,31 @@ async def test_a_pod_with_a_strange_certificate_is_not_trusted(tmp_path: Path) -
         async with kit.Serve(tmp_path, config) as served:
             reply = await kit.http(served.port, "POST", "/v1/completions", {"prompt": "Hi"})
             assert reply.status == 200
+
+
+@kit.on_loop
+async def test_load_takes_the_gateways_authority(tmp_path: Path) -> None:
+    """`calinix load --ca-file` trusts the gateway's own authority; without it nothing is sent."""
+    certificate, key = make_certificate(tmp_path, "gateway")
+    async with (
+        fleet_of(single=1) as fleet,
+        tls_end(fleet.pods["single-1"].port, certificate, key) as port,
+    ):
+        for authorities, code, said in (
+            (None, 1, "/v1/models"),
+            (key, 2, "holds no PEM block of a certificate"),
+            (certificate, 0, ""),
+        ):
+            more = [] if authorities is None else ["--ca-file", str(authorities)]
+            command = ["load", f"https://127.0.0.1:{port}", "--requests", "3", *more]
+            process = await asyncio.create_subprocess_exec(
+                str(kit.CALINIX), *command, stderr=asyncio.subprocess.PIPE
+            )
+            _, err = await process.communicate()
+            assert process.returncode == code, err
+            assert said in err.decode()
+            assert b"Traceback" not in err
+        assert len(fleet.pods["single-1"].received) == 3
 
 
 @kit.on_loop

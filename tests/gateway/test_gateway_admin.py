@@ -14,6 +14,7 @@ import kit
 from calinix.app import App, running_gateway
 from calinix.config import parse_config
 from calinix.sim.pod_model import PodFigures
+from faultproxy import reserve_port
 from fleets import fleet_of, gateway_of, merged
 from gatewaykit import (
     CHAT,
@@ -58,6 +59,37 @@ async def test_pods_as_the_router_knows_them() -> None:
         assert one["blocks"] > 0
         assert (one["inflight"], one["prefillTokens"], one["decodeTokens"]) == (0, 0, 0)
         assert [one[key] for key in ("draining", "ejected", "cooling", "silent")] == [False] * 4
+        assert 0.0 <= one["heardAgeS"] < 10.0
+        assert "lastHeardS" not in one
+
+
+@kit.on_loop
+async def test_pods_that_are_out_say_why() -> None:
+    """A pod that answers probes badly and one that nobody listens for name their fault."""
+    with reserve_port() as nobody:
+        gone = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        async with raw_pod() as ill:
+            ill.healthy = False
+            config = config_of(p=ill)
+            config["upstreams"]["single"]["pods"].append({"id": "gone", "url": gone})
+            ports = {"gateway": {"host": "127.0.0.1", "port": 0}, "admin": {"port": 0}}
+            text = yaml.safe_dump(merged(config, ports))
+            async with running_gateway(parse_config(text)) as app:
+
+                async def reasons() -> list[str]:
+                    pods = (await admin(app, "/admin/pods"))["pods"]
+                    assert [(pod["state"], pod["heardAgeS"]) for pod in pods] == [
+                        ("starting", None)
+                    ] * 2
+                    return [pod["reason"] for pod in pods]
+
+                async def are_told() -> bool:
+                    return all("probe failed" in reason for reason in await reasons())
+
+                await kit.until(are_told, "both were probed")
+                of_ill, of_gone = await reasons()
+    assert of_ill == "its probe failed: answered 503"
+    assert "refused" in of_gone.lower()
 
 
 @kit.on_loop
@@ -147,6 +179,7 @@ async def test_decisions_and_what_came_of_them() -> None:
         )
         assert decision["outcome"]["outputTokens"] == 4
         assert decision["outcome"]["e2eSeconds"] > 0
+        assert decision["outcome"]["e2eSeconds"] - 0.01 < decision["ageSeconds"] < 60.0
         two = (await admin(app, "/admin/decisions?last=2"))["decisions"]
         assert [one["requestId"] for one in two].count(again.headers["x-request-id"]) == 1
         assert len(two) == 2

@@ -13,6 +13,7 @@ from calinix.config import parse_config
 from calinix.core.events import PodDraining, PodHeard, PodRemoved, ProbeFailed, ProbeSucceeded
 from calinix.core.kv import COMPILED
 from calinix.core.router import Router
+from calinix.errors import ConfigError
 from fleets import merged
 from routing import ask, fail, finish, make_router, serve
 
@@ -107,12 +108,10 @@ def test_weight_of_locality_and_the_labels(label: str) -> None:
 
 @pytest.mark.parametrize("role", ["single", "prefill"])
 def test_locality_is_for_decode_alone(role: str) -> None:
-    """For the others it is no score, as the documentation says: nothing to be near to."""
-    router = router_of(weights(role, locality=1.0))
-    picked(router, role)
-    choices = router.decisions.last(1)[0].to_dict()["choices"]
-    (choice,) = (choice for choice in choices if choice["role"] == role)
-    assert "locality" not in choice["weights"]
+    """For the others, who have nothing to be near to, a weight is refused; 0 may be written."""
+    assert router_of(weights(role, locality=0.0))
+    with pytest.raises(ConfigError, match=rf"gateway\.strategy\.{role}\.locality: expected 0: "):
+        router_of(weights(role, locality=1.0))
 
 
 @pytest.mark.parametrize(

@@ -21,18 +21,18 @@ def view(**more: Any) -> PodView:
 
 
 def test_a_line_for_each_change_and_none_without() -> None:
-    """A state is told once; trouble is a warning, with the reason of an ejection."""
+    """A state is told once; trouble is a warning, with its reason."""
     log = PodLog()
     with structlog.testing.capture_logs() as lines:
         for state in ("starting", "healthy", "healthy", "ejected", "healthy", "unhealthy"):
-            log.look([view(state=state, reason="5 failures" if state == "ejected" else "")])
+            log.look([view(state=state, reason=f"of {state}")])
     assert [(line["was"], line["state"], line["log_level"]) for line in lines] == [
         ("starting", "healthy", "info"),
         ("healthy", "ejected", "warning"),
         ("ejected", "healthy", "info"),
         ("healthy", "unhealthy", "warning"),
     ]
-    assert [line.get("reason") for line in lines] == [None, "5 failures", None, None]
+    assert [line.get("reason") for line in lines] == [None, "of ejected", None, "of unhealthy"]
 
 
 def test_a_drained_pod_is_told_of_and_a_removed_one_forgotten() -> None:

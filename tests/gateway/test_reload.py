@@ -243,6 +243,22 @@ async def test_settings_of_the_gateway(tmp_path: Path) -> None:
 
 
 @kit.on_loop
+async def test_the_request_log_is_rotated(tmp_path: Path) -> None:
+    """After its file was renamed, SIGHUP begins another, even where the configuration is bad."""
+    path = tmp_path / "requests.log"
+    logged = {"log": {"level": "info", "requests": True, "requestsFile": str(path)}}
+    async with raw_pod() as pod:
+        config = merged(logged_config(p=pod), logged)
+        async with Process(tmp_path, config) as served:
+            assert (await served.ask()).status == 200
+            path.rename(tmp_path / "requests.log.1")
+            await served.reload(config | {"nonsense": 1}, "reload_refused")
+            assert (await served.ask()).status == 200
+            await kit.until(lambda: path.read_text().count("\n") == 1, "the line is written")
+        assert len((tmp_path / "requests.log.1").read_text().splitlines()) == 1
+
+
+@kit.on_loop
 async def test_probes_change_at_once(tmp_path: Path) -> None:
     """Other health settings do not wait for the old interval, here a minute, to be over."""
     async with raw_pod() as pod:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from typer.testing import CliRunner, Result
 
 from calinix import __version__
 from calinix.cli import app
+from calinix.sim import batch
 from calinix.sim.baselines import BASELINES
-from calinix.sim.batch import run_all
+from calinix.sim.batch import RunError, run_all
 from calinix.sim.measures import Row
 from calinix.sim.scenarios import SCENARIOS
 from calinix.sim.tasks import Task, check, named, parsed
@@ -208,7 +211,23 @@ def test_progress_grows_to_its_end() -> None:
 
 
 def test_a_run_that_fails_ends_the_others() -> None:
-    """What goes wrong in another process is raised here."""
+    """A process that ends before its run is told by the run's name, and nothing goes on."""
     tasks = [Task("seed-2p2d", name, 1, changes="scenario.requests=5") for name in ("random", "no")]
-    with pytest.raises(Exception, match="no"):
+    with pytest.raises(RunError, match=r"the run of no with seed 1 broke off: .* exit code 1"):
         run_all(tasks, processes=2)
+    assert not multiprocessing.active_children()
+
+
+def test_runs_that_hang_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of which nothing is heard are ended, in words; `simulate` says them and ends."""
+    monkeypatch.setattr(batch, "_serve", _hang)
+    monkeypatch.setattr(batch, "STILL_S", 0.2)
+    result = simulate(*SMALL, "--strategy", "random,roundRobin", "--processes", "2")
+    assert result.exit_code == 1
+    assert "nothing was heard of the runs for 0.2 s" in result.output
+    assert "Traceback" not in result.output
+    assert not multiprocessing.active_children()
+
+
+def _hang(pipe: object) -> None:
+    threading.Event().wait(60.0)

@@ -67,9 +67,9 @@ StrategyName = Literal[
 
 
 class Strategy(Base, frozen=True):
-    """A strategy with its parameters; `strategy: cacheAware` is short for `{name: cacheAware}`."""
+    """A strategy with its parameters; `strategy: leastLoad` is short for `{name: leastLoad}`."""
 
-    name: StrategyName = "cacheAware"
+    name: StrategyName = "predictive"
     """How pods are picked."""
     single: Weights = field(default_factory=lambda: Weights(cache=0.60, load=0.30, sticky=0.10))
     """cacheAware: weights for a single pod."""

@@ -214,6 +214,14 @@ def the_threshold_can_hold(draft: Draft) -> Iterator[Fault]:
         yield path, f"expected 0 with protocol: sglang, found {threshold}"
 
 
+def locality_has_a_meaning(draft: Draft) -> Iterator[Fault]:
+    """Only a decode pod has a pod to be near to."""
+    for role in ("single", "prefill"):
+        path = f"gateway.strategy.{role}.locality"
+        if draft.get(path):
+            yield path, "expected 0: only decode pods have a prefill pod to be near to"
+
+
 def files_are_there(draft: Draft) -> Iterator[Fault]:
     """Certificates, keys and templates can be opened."""
     for path in FILES:
@@ -238,6 +246,7 @@ RULES: tuple[Callable[[Draft], Iterator[Fault]], ...] = (
     the_threshold_can_hold,
     kv_events_have_an_address,
     tokens_can_be_made,
+    locality_has_a_meaning,
     files_are_there,
 )
 

@@ -93,7 +93,7 @@ class Gateway(Base, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that serve the port together, one for each core that it is to have; they tell each
     other within 20 ms what they route."""
-    strategy: StrategyName | Strategy = "cacheAware"
+    strategy: StrategyName | Strategy = "predictive"
     """How pods are picked: a name, or a mapping with a name and its parameters."""
     default_mode: Mode | None = None
     """Mode of requests without x-calinix-mode; by default single where that group exists."""

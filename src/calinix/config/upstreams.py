@@ -113,8 +113,9 @@ class DispatchUpstream(Base, frozen=True):
     that they are)."""
     prefill_threshold: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     """A prompt of which the decode pod would have to compute at most this many tokens, because it
-    is short or cached there, skips the prefill pod; 0: none does. Not for sglang, whose decode
-    pods serve nothing that is not prefilled elsewhere."""
+    is short or cached there, skips the prefill pod (with the predictive strategy: where that takes
+    less time); 0: none does. Not for sglang, whose decode pods serve nothing that is not prefilled
+    elsewhere."""
 
 
 class Upstreams(Base, frozen=True):

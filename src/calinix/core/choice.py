@@ -27,8 +27,8 @@ class Choice:
     __slots__ = (
         "among", "answer_tokens", "block_tokens", "blocks", "busiest", "candidates", "cap_blocks",
         "deepest", "depths", "dropped", "index", "inflight", "last", "names", "near", "now",
-        "own_s", "pod", "pool", "request_s", "role", "rule", "scores", "silent", "terms", "tokens",
-        "trusts", "weights", "who",
+        "other_way_s", "own_s", "pod", "pool", "request_s", "role", "rule", "scores", "silent",
+        "terms", "tokens", "trusts", "weights", "who",
     )  # fmt: skip
 
     def __init__(
@@ -71,14 +71,14 @@ class Choice:
         self.now = now
         """When, in seconds."""
         self.tokens = 0.0
-        """Engine tokens of the prompt, estimated; likewise of one block:"""
+        """Engine tokens of the prompt, estimated; likewise of one block; most that can help:"""
         self.block_tokens = 0.0
         self.cap_blocks = 0
-        """Most blocks that can help."""
         self.own_s: Floats | None = None
         """Seconds to prefill what each candidate does not hold; None: not worked out."""
         self.request_s = 0.0
-        """Seconds to prefill the pool's mean request."""
+        """Seconds to prefill the pool's mean request; of the other way, whole or split, if >= 0:"""
+        self.other_way_s = -1.0
         self.rule = ""
         """By which the pick was made; empty: the recipe's own."""
         self.names: tuple[str, ...] = ()  # of the scorers, as the following

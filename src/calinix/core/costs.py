@@ -4,7 +4,6 @@ To add one: write the function, and its line in COSTS. A credit is a cost below 
 they weigh -1: the cheapest candidate has the highest score.
 """
 
-# ruff: noqa: ARG001  one signature for all
 from __future__ import annotations
 
 from array import array
@@ -31,7 +30,7 @@ _GENERATE, _POOLING, _NONE = Work.GENERATE, Work.POOLING, Work.NONE
 def queue(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     """What the pod has before its first token has to be prefilled first."""
     role, work = choice.role, request.work
-    if work is _NONE or (role == "decode" and work is _GENERATE):
+    if work is _NONE or is_second(request, choice):
         return None
     assert choice.among is not None
     pace = state.rates.pool_pace(role)
@@ -47,7 +46,7 @@ def queue(state: State, request: RouteRequest, choice: Choice) -> Term | None:
 def prefill(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     """What the pod does not hold of the prompt has to be computed."""
     role, work = choice.role, request.work
-    if work is _NONE or (role == "decode" and work is _GENERATE):
+    if work is _NONE or is_second(request, choice):
         return None
     assert choice.among is not None
     rule = state.strategy.predictive
@@ -75,15 +74,28 @@ def prefill(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     return own, 1.0, 0.0
 
 
+def is_second(request: RouteRequest, choice: Choice) -> bool:
+    """Whether the prompt comes from a prefill pod."""
+    return choice.role == "decode" and choice.near is not None and request.work is _GENERATE
+
+
 def others(state: State, request: RouteRequest, choice: Choice) -> Term | None:
     """Whoever comes to the pod next waits for this prefill, too: the more, the longer queues are.
 
-    It is what keeps a pool from computing the same prefixes everywhere when it is nearly full.
+    It is what keeps a pool from computing the same prefixes everywhere when it is nearly full. On
+    decode pods all answers stand still meanwhile.
     """
-    if choice.own_s is None:
+    own = choice.own_s
+    if own is None:
         return None
     price = LEAST_OTHERS + state.strategy.predictive.queue_price * state.outlooks[choice.role].queue
-    return choice.own_s, min(price, MOST_OTHERS), 0.0
+    price = min(price, MOST_OTHERS)
+    if choice.role == "decode" and request.work is _GENERATE:
+        seconds = np.asarray(own)
+        # What a request costs beside its tokens is waiting, not computing.
+        still = np.maximum(seconds - REQUEST_TOKENS * state.rates.pool_pace("decode"), 0.0)
+        return price * seconds + still * np.asarray(choice.inflight), 1.0, 0.0
+    return own, price, 0.0
 
 
 def crowd(state: State, request: RouteRequest, choice: Choice) -> Term | None:

@@ -82,6 +82,8 @@ class ProbeFailed(Event, frozen=True):
 
     pod_id: str
     refused: bool = False
+    reason: str = ""
+    """In words, for people."""
 
 
 class PodHeard(Event, frozen=True):

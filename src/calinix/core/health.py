@@ -24,6 +24,7 @@ COOL_DECAY_S: Final = 4.0
 """Without a refusal, one doubling is taken back after this."""
 SILENT_INTERVALS: Final = 3
 """A pod is silent when nothing was heard for this many probe intervals and a time-out."""
+MAX_REASON_CHARS: Final = 200
 NEVER: Final = float("inf")
 
 
@@ -32,7 +33,8 @@ class PodHealth:
 
     __slots__ = (
         "bad", "cool_level", "cooled_s", "eject_reason", "ejections", "gone", "good", "healthy",
-        "heard_s", "rest_s", "returned_s", "started", "streak", "trial", "until_s", "was_slow",
+        "heard_s", "probe_reason", "rest_s", "returned_s", "started", "streak", "trial",
+        "until_s", "was_slow",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -43,6 +45,8 @@ class PodHealth:
         self.good = 0
         self.bad = 0
         """Probes in a row."""
+        self.probe_reason = ""
+        """Why the last probe failed, if it did."""
         self.streak = 0
         """Failed requests in a row."""
         self.ejections = 0
@@ -144,15 +148,17 @@ class HealthTable:
         """The health endpoint answered well; at start once is enough."""
         pod = self._pods[slot]
         pod.bad = 0
+        pod.probe_reason = ""
         pod.good += 1
         if not pod.healthy and (not pod.started or pod.good >= self.rules.healthy_threshold):
             pod.started = pod.healthy = True
             self.alive |= 1 << slot
             self._refresh()
 
-    def probe_failed(self, slot: int) -> None:
+    def probe_failed(self, slot: int, reason: str = "") -> None:
         """The health endpoint did not answer well."""
         pod = self._pods[slot]
+        pod.probe_reason = reason[:MAX_REASON_CHARS]
         pod.good = 0
         pod.bad += 1
         if pod.healthy and pod.bad >= self.rules.unhealthy_threshold:
@@ -261,6 +267,17 @@ class HealthTable:
         if self.ejected & mark:
             return "ejected"
         return "halfOpen" if self.half_open & mark else "healthy"
+
+    def reason(self, slot: int) -> str:
+        """For people: why it is in this state; of a healthy one, why it was ejected last."""
+        pod = self._pods[slot]
+        if pod.healthy:
+            return pod.eject_reason
+        if pod.probe_reason:
+            return f"its probe failed: {pod.probe_reason}"
+        if pod.started:
+            return f"{pod.good} of {self.rules.healthy_threshold} good probes in a row"
+        return "no probe has ended yet"
 
     def _eject(self, slot: int, pod: PodHealth, now: float, reason: str) -> None:
         mark = 1 << slot

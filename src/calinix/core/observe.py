@@ -97,7 +97,7 @@ class Observer:
     def _probe_failed(self, event: events.ProbeFailed, now: float) -> None:  # noqa: ARG002
         pod = self._state.table.find(event.pod_id)
         if pod is not None:
-            self._state.health.probe_failed(pod.slot)
+            self._state.health.probe_failed(pod.slot, event.reason)
             if event.refused:
                 self._refused_connection(pod)
 

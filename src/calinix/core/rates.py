@@ -143,8 +143,13 @@ class PrefillRates:
         return self.paces[pod.slot] or self.pool_pace(pod.role)
 
     def pool_pace(self, role: Role) -> float:
-        """Seconds per token over all pods of a role, else by PRIOR_TOKENS_PER_S."""
+        """Seconds per token over all pods of a role, else by PRIOR_TOKENS_PER_S.
+
+        Decode pods that have prefilled nothing yet are taken to be as fast as prefill pods.
+        """
         pool = self._pools[role]
+        if role == "decode" and pool.seconds <= 0.0:
+            pool = self._pools["prefill"]
         if pool.seconds > 0.0 and pool.tokens > 0.0:
             return pool.seconds / pool.tokens
         return 1.0 / PRIOR_TOKENS_PER_S

@@ -23,7 +23,7 @@ from calinix.core.pods import ROLES, Pod, Role
 from calinix.core.pool_views import SteeringView
 from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest, Work
 from calinix.core.roster import Roster
-from calinix.core.splitting import whole_on
+from calinix.core.splitting import is_whole_better, seconds, whole_on
 from calinix.core.state import Rng, State
 from calinix.core.steering import Steering
 from calinix.core.strategies import recipes as recipes_of
@@ -95,6 +95,7 @@ class Router:
         state = self._state
         prompt = state.preparer.prepare(request)
         first: Choice | None = None
+        alone: Choice | None = None
         near: Pod | None = None
         # What generates nothing is not split: it is one leg to a decode pod.
         if request.prefill_pod is not None:
@@ -109,12 +110,19 @@ class Router:
                 whole = whole_on(state, prompt)
                 choice = choose(state, request, prompt, "decode", now, only=whole)
                 if choice.pod is not None:
-                    return self._planner.open(request, prompt, choice, None, now)
+                    if seconds(choice) is None:
+                        return self._planner.open(request, prompt, choice, None, now)
+                    alone = choice
             first = choose(state, request, prompt, "prefill", now)
             near = first.pod
             if near is None:
+                if alone is not None:
+                    return self._planner.open(request, prompt, alone, None, now)
                 return refuse(request, first)
         choice = choose(state, request, prompt, "decode", now, near)
+        # Where both ways are open: the one that takes less.
+        if alone and first and is_whole_better(state, alone, first, choice, now):
+            return self._planner.open(request, prompt, alone, None, now)
         if choice.pod is None:
             return refuse(request, choice)
         return self._planner.open(request, prompt, choice, first, now)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from calinix.core.bitmap import HostBitmap
+from calinix.core.choice import Choice
 from calinix.core.prepare import Prompt
 from calinix.core.state import State
+
+TRY_S = 60.0
+"""A way that none went for so long is gone once, so that its seconds are measured ones."""
 
 
 def whole_on(state: State, prompt: Prompt) -> HostBitmap:
@@ -12,8 +16,7 @@ def whole_on(state: State, prompt: Prompt) -> HostBitmap:
 
     Those that would have to compute at most `prefillThreshold` tokens of it: it is short, or they
     hold its prefix. Moving so little KV between pods costs more than computing it where it is
-    needed. This is the one place that decides it: a strategy that predicts both ways in seconds
-    compares them here.
+    needed. A strategy that predicts seconds then compares both ways (`is_whole_better`).
     """
     table, threshold = state.table, state.prefill_threshold
     decode = table.roles["decode"]
@@ -32,3 +35,33 @@ def whole_on(state: State, prompt: Prompt) -> HostBitmap:
         if depths[place] * (1.0 if trusts is None else trusts[place]) >= lacking:
             members |= 1 << slot
     return members
+
+
+def seconds(choice: Choice) -> float | None:
+    """What the choice costs; None where candidates are not compared by seconds."""
+    scores = choice.weighed()
+    if scores is None or any(weight != -1.0 for weight in choice.weights):
+        return None
+    return -float(scores[choice.index])
+
+
+def is_whole_better(state: State, whole: Choice, first: Choice, second: Choice, now: float) -> bool:
+    """Whether a prompt had better go to a decode pod alone than by a prefill pod (`first`) to one.
+
+    Notes in both choices of a decode pod what the other way would have cost.
+    """
+    alone, prefill, decode = seconds(whole), seconds(first), seconds(second)
+    if alone is None or prefill is None or decode is None:
+        return True
+    whole.other_way_s, second.other_way_s = prefill + decode, alone
+    if now - state.whole_s > TRY_S:
+        is_better = True
+    elif now - state.split_s > TRY_S:
+        is_better = False
+    else:
+        is_better = alone <= prefill + decode
+    if is_better:
+        state.whole_s = now
+    else:
+        state.split_s = now
+    return is_better

@@ -47,6 +47,8 @@ class State:
         dispatch = config.upstreams.dispatch
         self.prefill_threshold = 0 if dispatch is None else dispatch.prefill_threshold
         """Prompts with so few uncached tokens need no prefill pod; 0: all do."""
+        self.whole_s = self.split_s = float("-inf")
+        """When one of them last went whole, and when split, where that is decided by seconds."""
         self.strategy = strategy if isinstance(strategy, Strategy) else Strategy(name=strategy)
         self.recipes: dict[Role, Recipe] = {}
         self.own_recipes: dict[Role, Recipe] = {}

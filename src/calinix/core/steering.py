@@ -26,7 +26,12 @@ Floats = npt.NDArray[np.float64]
 LATE = 1.5
 """Periods after which a step is taken by a request if no tick takes it."""
 BUSY_TAU_S = 10.0
-"""Busy seconds after which what a pod completed counts a third."""
+"""Busy seconds after which what a pod completed counts a third; seconds of the clock, where it is
+the throughput that is asked for."""
+START_REQUEST_S = 0.00005
+"""What one more request adds to an output token of a pool that nothing has been measured of. With
+nothing at all, a hot prefix would stay on one pod where engines never say what their answers hold.
+"""
 OLD_SYNC_S, STEP_SYNC_S = 1.0, 4.0
 """With reports from other replicas every second their queues are fresh enough to steer by; with
 four seconds more only measured speeds are."""
@@ -65,8 +70,12 @@ class Steering:
         self._done: Floats = np.zeros(slots)
         self._busy_s: Floats = np.zeros(slots)
         self._rate_done: Floats = np.zeros(slots)
+        """Completions, forgotten as the seconds beside them are."""
         self._rate_busy_s: Floats = np.zeros(slots)
+        self._counted_s = float("nan")
         self._epochs = [0] * slots
+        for outlook in state.outlooks.values():
+            outlook.request_s = START_REQUEST_S
         self.due_s = float("-inf")
 
     def step(self, now: float) -> None:
@@ -110,7 +119,10 @@ class Steering:
     # --- what is learned ---------------------------------------------------------------------
 
     def _count_completions(self, now: float) -> None:
-        """Completions per busy second, by slot. Another process begins with nothing."""
+        """Completions per busy second, by slot; in literal mode per second of the clock.
+
+        Another process begins with nothing.
+        """
         state = self._state
         loads = state.ledger.loads
         done = np.array(loads.done)
@@ -118,6 +130,9 @@ class Steering:
         busy_s = np.array(loads.busy_s)
         busy_s[running] += now - np.asarray(loads.busy_from)[running]
         new_s = np.maximum(busy_s - self._busy_s, 0.0)
+        if self._literal:
+            new_s = np.full(len(busy_s), np.nan_to_num(now - self._counted_s))
+        self._counted_s = now
         keep = np.exp(-new_s / BUSY_TAU_S)
         self._rate_done = keep * self._rate_done + (done - self._done)
         self._rate_busy_s = keep * self._rate_busy_s + new_s
@@ -183,7 +198,8 @@ class Steering:
         if in_requests:
             queue = _with(loads.inflight, replicas.inflight)
             busy = np.full(len(queue), np.nan)
-            known = self._rate_busy_s > 0.0
+            # A pod that has completed nothing yet is not one that completes nothing.
+            known = (self._rate_busy_s > 0.0) & (self._rate_done > 0.0)
             busy[known] = self._rate_done[known] / self._rate_busy_s[known]
             if self._literal:
                 return queue, busy, arrivals, None

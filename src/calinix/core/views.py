@@ -40,7 +40,7 @@ class PodView(msgspec.Struct, frozen=True, rename="camel"):
     state: str
     """starting, unhealthy, ejected, halfOpen or healthy."""
     reason: str
-    """Why it was ejected last; empty when never."""
+    """Why it is starting or unhealthy; else why it was ejected last, empty when never."""
     healthy: bool
     """The probes' verdict."""
     ejected: bool
@@ -79,7 +79,7 @@ def pod_view(state: State, pod: Pod, capacity_blocks: int) -> PodView:
         slot=slot,
         epoch=pod.epoch,
         state=state.health.state(slot),
-        reason=health.eject_reason,
+        reason=state.health.reason(slot),
         healthy=health.healthy,
         ejected=bool(state.health.ejected >> slot & 1),
         draining=bool(state.table.draining >> slot & 1),

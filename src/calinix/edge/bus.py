@@ -46,7 +46,7 @@ class Kind(enum.IntEnum):
     STOP = 6
     """Supervisor: drain; a payload of 1 byte: at once."""
     RELOAD = 7
-    """Supervisor: read the file again."""
+    """Supervisor: read the file again; a payload of 1 byte: open the request log anew only."""
     DRAIN = 8
     """Supervisor: Drained."""
 

@@ -16,6 +16,15 @@ log = structlog.get_logger()
 
 _FIRST_VERDICT_INTERVAL_S = 0.2
 """A pod is asked this often until it has once answered: start-up should not wait a period."""
+_QUICK_PROBES = 25
+"""After so many in vain the pause doubles each time, up to the configured interval: a pod that
+is not there is no start-up any more."""
+
+
+def pause_s(in_vain: int) -> float:
+    """Seconds before the next probe of a pod that has never answered any of so many."""
+    doublings = min(max(0, in_vain - _QUICK_PROBES), 20)
+    return _FIRST_VERDICT_INTERVAL_S * float(2**doublings)
 
 
 class Prober:
@@ -45,6 +54,7 @@ class Prober:
     async def run(self) -> None:
         """Probes for ever; each round is bounded by `timeoutMs`."""
         answered = False
+        in_vain = 0
         while True:
             event = await self._probe()
             if not isinstance(event, ProbeSucceeded):
@@ -56,7 +66,8 @@ class Prober:
                 self._observe(event)
             interval_s = self.health.interval_ms / 1e3
             if not answered:
-                interval_s = min(interval_s, _FIRST_VERDICT_INTERVAL_S)
+                in_vain += 1
+                interval_s = min(interval_s, pause_s(in_vain))
             # Jitter keeps the probes of many pods from falling on one moment.
             await asyncio.sleep(interval_s * (0.9 + 0.2 * self._jitter()))
 
@@ -83,12 +94,14 @@ class Prober:
             self._say(error.failure or "time-out", str(error))
             if error.failure is UpstreamFailure.NO_SOCKET:
                 return None
-            return ProbeFailed(self._pod.id, refused=error.failure is UpstreamFailure.CONNECT)
+            refused = error.failure is UpstreamFailure.CONNECT
+            return ProbeFailed(self._pod.id, refused=refused, reason=str(error))
         if 200 <= head.status < 300:
             self._failing = None
             return ProbeSucceeded(self._pod.id)
-        self._say(head.status, f"answered {head.status}")
-        return ProbeFailed(self._pod.id)
+        reason = f"answered {head.status}"
+        self._say(head.status, reason)
+        return ProbeFailed(self._pod.id, reason=reason)
 
     def _say(self, kind: object, reason: str) -> None:
         """Logs a failed probe, once for all that fail alike in a row."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
+from calinix.edge.fast import Outlet
 from calinix.edge.http_response import ResponseHead, ResponseReader, SeenHead
 from calinix.edge.http_wire import header_lines
 from calinix.errors import CalinixError, ConfigError
@@ -123,6 +124,7 @@ class PodConnection:
     def __init__(self, client: PodClient):
         self._client = client
         self._transport: asyncio.Transport | None = None
+        self._outlet: Outlet | None = None
         self._reader = ResponseReader(client.max_head_bytes, client.seen)
         self._call: UpstreamCall | None = None
         self._listener: ResponseListener | None = None
@@ -132,10 +134,10 @@ class PodConnection:
 
     # ---- what the client calls
 
-    def start(self, call: UpstreamCall, data: bytes | tuple[bytes, ...], now: float) -> None:
+    def start(self, call: UpstreamCall, data: bytes | tuple[bytes, bytes], now: float) -> None:
         """Send a request; the connection is usable."""
-        transport = self._transport
-        assert transport is not None
+        outlet = self._outlet
+        assert outlet is not None
         self._call = call
         self._listener = call._listener  # noqa: SLF001
         call._connection = self  # noqa: SLF001
@@ -143,9 +145,9 @@ class PodConnection:
         self._sent_at = now
         self._reader.begin(call.head_only)
         if isinstance(data, tuple):
-            transport.writelines(data)
+            outlet.write_both(data[0], data[1])
         else:
-            transport.write(data)
+            outlet.write(data)
 
     def usable(self) -> bool:
         """Open, as far as is known."""
@@ -179,6 +181,7 @@ class PodConnection:
         """Connected."""
         # uvloop's transports have the interface without the base class.
         self._transport = cast("asyncio.Transport", transport)
+        self._outlet = Outlet(self._transport)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the pod."""
@@ -219,6 +222,8 @@ class PodConnection:
             self._read_what_came()
         self._ended(exc)
         self._transport = None
+        if self._outlet is not None:
+            self._outlet.close()
 
     def pause_writing(self) -> None:
         """The buffer towards the pod is full."""
@@ -330,7 +335,7 @@ class PodClient:
 
     def send(
         self,
-        data: bytes | tuple[bytes, ...],
+        data: bytes | tuple[bytes, bytes],
         listener: ResponseListener,
         *,
         head_only: bool = False,
@@ -367,7 +372,7 @@ class PodClient:
             connection.close()
         self._idle.clear()
 
-    async def _connect(self, call: UpstreamCall, data: bytes | tuple[bytes, ...]) -> None:
+    async def _connect(self, call: UpstreamCall, data: bytes | tuple[bytes, bytes]) -> None:
         detail = ""
         failure = UpstreamFailure.CONNECT
         connection: PodConnection | None = None

@@ -6,6 +6,7 @@ from typing import Final
 
 import httptools
 
+from calinix.edge.fast import whole_chunks
 from calinix.edge.http_errors import FramingError
 from calinix.edge.http_strict import (
     MAX_FIELDS,
@@ -27,7 +28,8 @@ CHUNK_FRAMING_BYTES: Final = 12
 
 _PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 """The second, of a 101, is not one of the first."""
-_CHUNKED, _UNTIL_EOF = -1, -2
+_CHUNKED: Final = -1
+_UNTIL_EOF: Final = -2
 _REASON_BYTES = bytes((9, *range(0x20, 0x7F), *range(0x80, 0x100)))
 
 
@@ -207,6 +209,13 @@ class ResponseReader:
             self._read_head(data)
         elif self._left == _CHUNKED:
             began_at_boundary = self._at_boundary
+            body = whole_chunks(data) if began_at_boundary else None
+            if body is not None:
+                # The parser is between chunks, as it would be had it seen them.
+                self.body = body
+                self.wire = data
+                self._idle_bytes = 0
+                return
             self._read_chunks(data)
             if began_at_boundary and self._at_boundary and self._plain:
                 self.wire = data

@@ -15,6 +15,7 @@ import struct
 from typing import Any, Final, Protocol, cast
 
 from calinix.config import Limits, Timeouts
+from calinix.edge.fast import Outlet
 from calinix.edge.http_errors import OverloadedError
 from calinix.edge.http_request import BodyBudget, Request, RequestHead, RequestReader
 from calinix.edge.http_wire import (
@@ -88,6 +89,7 @@ class ServerConnection:
         self._loop = server.loop
         self._reader = RequestReader(self, server.limits, server.budget)
         self._transport: asyncio.Transport | None = None
+        self._outlet: Outlet | None = None
         self._request: Request | None = None  # the one that an answer is owed to
         self._refusal: HttpError | None = None  # answered after the requests before it
         self._handing_over = False
@@ -183,8 +185,8 @@ class ServerConnection:
         if head is not None:
             self._send(head, data)
         elif data:
-            assert self._transport is not None
-            self._transport.write(data)
+            assert self._outlet is not None
+            self._outlet.write(data)
         if last:
             self._finish()
 
@@ -211,6 +213,7 @@ class ServerConnection:
         """A client has connected."""
         # uvloop's transports have the interface without the base class.
         self._transport = transport = cast("asyncio.Transport", transport)
+        self._outlet = Outlet(transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self._idle_since = self._loop.time()
         server = self._server
@@ -262,6 +265,8 @@ class ServerConnection:
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The connection is closed."""
         self._transport = None
+        if self._outlet is not None:
+            self._outlet.close()
         self._closing = True
         self._server.forget(self)
         stream = self.stream if self._request is not None else None
@@ -339,10 +344,10 @@ class ServerConnection:
         self.respond(error.status, error_lines(error), error.body())
 
     def _continue(self) -> None:
-        assert self._transport is not None
+        assert self._outlet is not None
         self._reader.continue_due = False
         self._reader.began_at = self._loop.time()  # its time runs from when it may be sent
-        self._transport.write(CONTINUE)
+        self._outlet.write(CONTINUE)
 
     def _refuse(self, error: HttpError) -> None:
         """Answer what is not a request, and close."""
@@ -379,12 +384,12 @@ class ServerConnection:
         return b"" if request.head.http_minor else KEEP_ALIVE_LINE
 
     def _send(self, head: bytes, body: bytes) -> None:
-        transport = self._transport
-        assert transport is not None
+        outlet = self._outlet
+        assert outlet is not None
         if len(body) > COPY_BYTES:
-            transport.writelines((head, body))
+            outlet.write_both(head, body)
         else:
-            transport.write(head + body)
+            outlet.write(head + body)
 
     def _finish(self) -> None:
         """The answer is whole."""

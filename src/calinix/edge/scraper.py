@@ -259,7 +259,7 @@ class _Look:
             header_lines(headers),
         )
         page = _Page(client.loop, settings.page_bytes)
-        call = client.send((data,), page)
+        call = client.send(data, page)
         try:
             async with asyncio.timeout(timeout_s):
                 return await page.done

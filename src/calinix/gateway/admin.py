@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -84,7 +85,7 @@ class AdminHandler:
         views = self._gateway.kv_views()
         pods = [
             {
-                **msgspec.to_builtins(pod),
+                **self._aged(msgspec.to_builtins(pod), "lastHeardS", "heardAgeS"),
                 **self._gateway.dispatch.engine_of(pod.id),
                 "kv": views.get(pod.id, _HISTORY),
                 "stats": None if scraper is None else scraper.view(pod.id),
@@ -93,6 +94,12 @@ class AdminHandler:
         ]
         request.conn.respond(200, _JSON, msgspec.json.encode({"pods": pods}))
 
+    def _aged(self, view: dict[str, Any], at: str, age: str) -> dict[str, Any]:
+        """The view with the seconds since a time for the time, which is the process's own."""
+        when = view.pop(at)
+        view[age] = None if when is None else round(self._gateway.loop.time() - when, 3)
+        return view
+
     def _decisions(self, request: Request) -> None:
         query = parse_qs(request.query.decode("latin-1"))
         ring = self._gateway.router.decisions
@@ -100,14 +107,15 @@ class AdminHandler:
             found = ring.find(query["request_id"][0])
             if found is None:
                 raise errors.NotFound("no such request among the decisions kept")
-            decisions = [found.to_dict()]
+            plans = [found]
         else:
             try:
                 count = int(query.get("last", ["50"])[0])
             except ValueError:
                 raise errors.BadRequest("last must be a number", param="last") from None
             count = max(0, min(count, _MAX_DECISIONS))
-            decisions = [decision.to_dict() for decision in ring.last(count)]
+            plans = ring.last(count)
+        decisions = [self._aged(plan.to_dict(), "routedSeconds", "ageSeconds") for plan in plans]
         request.conn.respond(200, _JSON, msgspec.json.encode({"decisions": decisions}))
 
     def _controller(self, request: Request) -> None:

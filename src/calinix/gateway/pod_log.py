@@ -27,7 +27,7 @@ class PodLog:
             said[pod.id] = state
             if state == was:
                 continue
-            why = {"reason": pod.reason} if state == "ejected" else {}
+            why = {"reason": pod.reason} if state in _BAD else {}
             tell = log.warning if state in _BAD else log.info
             tell("pod_state", pod=pod.id, role=pod.role, state=state, was=was, **why)
         self._said = said

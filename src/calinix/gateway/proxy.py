@@ -23,6 +23,7 @@ from calinix.core.events import (
 )
 from calinix.core.prompt import Endpoint, ParsedBody, read_body
 from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest
+from calinix.edge.fast import count_events
 from calinix.edge.http_client import ResponseHead, UpstreamCall, UpstreamFailure
 from calinix.edge.http_server import Request
 from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer, strip_transfer_fields
@@ -309,15 +310,15 @@ class Flight:
             self.answer_due_s = due_s
             self.deadline_s = min(self.deadline_s, due_s)
             head_only = self.client.method == b"HEAD"
-            data = self._request_to(self.upstream, leg)
-            self.call = self.upstream.client.send(data, self, head_only=head_only)
+            request = self._request_to(self.upstream, leg)
+            self.call = self.upstream.client.send(request, self, head_only=head_only)
             return
         upstream = self.prefill_upstream
         assert upstream is not None
         if leg.bootstrap_path:
             client = upstream.bootstrap()
             side = SideLeg(self, leg, now + timeouts.connect_s)
-            data = (query_head(client, leg.bootstrap_path),)
+            data: bytes | tuple[bytes, bytes] = query_head(client, leg.bootstrap_path)
         else:
             client = upstream.client
             side = SideLeg(self, leg, now + timeouts.prefill_s)
@@ -326,7 +327,7 @@ class Flight:
         self.deadline_s = min(self.deadline_s, side.due_s)
         side.call = client.send(data, side)
 
-    def _request_to(self, upstream: Upstream, leg: Leg) -> tuple[bytes, ...]:
+    def _request_to(self, upstream: Upstream, leg: Leg) -> tuple[bytes, bytes]:
         """Head and body of a leg."""
         body = leg.body
         lines = self.calinix_lines + leg.lines if leg.lines else self.calinix_lines
@@ -474,7 +475,7 @@ class Flight:
         """Body bytes of one read, passed on in one write."""
         now = self.gateway.now()
         if self.streamed and body:
-            self.chunks += body.count(b"data:")
+            self.chunks += count_events(body)
             if self.chunks:
                 self.last_token_s = now
                 if not self.first_token_s and self._token_mark() in body:

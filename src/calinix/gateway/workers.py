@@ -128,6 +128,10 @@ class Workers:
         """They are to read the file again."""
         self._tell(Kind.RELOAD)
 
+    def reopen_logs(self) -> None:
+        """They are to open their request logs anew, and nothing else."""
+        self._tell(Kind.RELOAD, b"!")
+
     def drain_pod(self, pod_id: str, *, draining: bool) -> None:
         """A pod is to get no new work, or some again; those that start later are told, too."""
         if draining:

@@ -9,7 +9,7 @@ Said = Sequence[tuple[int, Any]]
 """(worker's index, its answer as plain data)"""
 
 ADDED = ("inflight", "prefillTokens", "decodeTokens")
-LARGEST = ("failuresInRow", "blocks", "capacityBlocks", "lastHeardS")
+LARGEST = ("failuresInRow", "blocks", "capacityBlocks")
 ANY = ("ejected", "draining", "cooling")
 ALL = ("healthy", "silent")
 WORST_FIRST = ("unhealthy", "starting", "ejected", "halfOpen", "healthy")
@@ -30,8 +30,9 @@ def _pod(views: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
     for key in ADDED:
         merged[key] = sum(pod[key] for pod in pods)
     for key in LARGEST:
-        known = [pod[key] for pod in pods if pod[key] is not None]
-        merged[key] = max(known, default=None)
+        merged[key] = max(pod[key] for pod in pods)
+    ages = [pod["heardAgeS"] for pod in pods if pod["heardAgeS"] is not None]
+    merged["heardAgeS"] = min(ages, default=None)
     for key in ANY:
         merged[key] = any(pod[key] for pod in pods)
     for key in ALL:
@@ -54,13 +55,12 @@ def decisions_of(said: Said, count: int) -> dict[str, Any]:
     decisions = [
         {"worker": index, **decision} for index, answer in said for decision in answer["decisions"]
     ]
-    decisions.sort(key=_time_of)
+    decisions.sort(key=_age, reverse=True)
     return {"decisions": decisions[-count:] if count > 0 else []}
 
 
-def _time_of(decision: dict[str, Any]) -> float:
-    """Workers of one machine have one monotonic clock."""
-    return float(decision["routedSeconds"])
+def _age(decision: dict[str, Any]) -> float:
+    return float(decision["ageSeconds"])
 
 
 def state_of(said: Said) -> dict[str, Any]:

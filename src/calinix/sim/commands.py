@@ -38,7 +38,7 @@ For instance: --faults 'status:status=503,count=2;slow:factor=4'
 LOAD_NOTES = """\
 Chats of five turns, four new ones a second: --rate 4 --turns 5 --seconds 30
 
-An https gateway is verified against the system's authorities, or $SSL_CERT_FILE.
+An https gateway is verified against the system's authorities, or --ca-file.
 """
 
 
@@ -199,21 +199,18 @@ def load_command(
     ] = None,
     model: Annotated[str, typer.Option(help="By default the first that is served.")] = "",
     api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.")] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Verify an https gateway against these authorities (PEM).")
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")] = 120.0,
     seed: Annotated[int, typer.Option(help="The same seed asks the same.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write the figures there.")] = None,
 ) -> None:
     """Put a gateway under load and show latency, throughput, prefix hits and balance."""
     shape = Shape(
-        model=model,
-        prompt_tokens=prompt_tokens,
-        shared_prefix=shared_prefix,
-        prefixes=prefixes,
-        turns=turns,
-        turn_tokens=turn_tokens,
-        max_tokens=max_tokens,
-        stream=stream,
-    )
+        model=model, prompt_tokens=prompt_tokens, shared_prefix=shared_prefix, prefixes=prefixes,
+        turns=turns, turn_tokens=turn_tokens, max_tokens=max_tokens, stream=stream,
+    )  # fmt: skip
     plan = Plan(
         requests=200 if requests is None and seconds is None else requests,
         seconds=seconds,
@@ -225,7 +222,7 @@ def load_command(
     )
     console = Console()
     try:
-        summary = _run_with_progress(console, url, shape, plan, seed)
+        summary = _run_with_progress(console, url, shape, plan, seed, ca_file)
     except LoadError as error:
         typer.echo(f"{url}: {error}", err=True)
         raise typer.Exit(1) from None
@@ -240,7 +237,9 @@ def _write(path: Path, record: dict[str, object]) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
-def _run_with_progress(console: Console, url: str, shape: Shape, plan: Plan, seed: int) -> Summary:
+def _run_with_progress(
+    console: Console, url: str, shape: Shape, plan: Plan, seed: int, ca_file: Path | None
+) -> Summary:
     columns = (BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         total = plan.seconds if plan.requests is None else plan.requests
@@ -252,4 +251,7 @@ def _run_with_progress(console: Console, url: str, shape: Shape, plan: Plan, see
             reached = load.elapsed_s if plan.requests is None else load.done
             progress.update(task, completed=reached, said=said)
 
-        return uvloop.run(run_load(url, shape, plan, seed=seed, on_progress=show))
+        authorities = None if ca_file is None else str(ca_file)
+        return uvloop.run(
+            run_load(url, shape, plan, seed=seed, ca_file=authorities, on_progress=show)
+        )

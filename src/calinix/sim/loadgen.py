@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from array import array
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from calinix import headers as h
+from calinix.config import ClientTls
 from calinix.edge.http_client import (
     FetchError,
     PodClient,
@@ -20,6 +20,7 @@ from calinix.edge.http_client import (
     UpstreamFailure,
     fetch,
 )
+from calinix.edge.tls import client_ssl_context
 from calinix.engines.sse import EventCounter
 from calinix.engines.usage import TAIL_BYTES, read_usage
 from calinix.errors import CalinixError
@@ -310,14 +311,17 @@ async def run_load(
     plan: Plan,
     *,
     seed: int = 1,
+    ca_file: str | None = None,
     on_progress: Callable[[Load], None] | None = None,
 ) -> Summary:
     """A run against the gateway or pod at `url`; an empty `shape.model` is asked for there.
 
-    Raises LoadError when nothing usable answers at `url`.
+    `ca_file` holds the authorities (PEM) that an https one is verified against instead of the
+    system's. Raises LoadError when nothing usable answers at `url`, ConfigError of a bad file.
     """
     loop = asyncio.get_running_loop()
-    secure = ssl.create_default_context() if urlsplit(url).scheme == "https" else None
+    is_https = urlsplit(url).scheme == "https"
+    secure = client_ssl_context(ClientTls(ca_file=ca_file)) if is_https else None
     base = url.rstrip("/").removesuffix("/v1")
     idle = max(256, plan.concurrency)
     client = PodClient(base, loop, connect_timeout_s=5.0, max_idle=idle, ssl=secure)

@@ -68,12 +68,17 @@ class RequestLog:
     and counted.
     """
 
-    def __init__(self, fd: int, *, owned: bool = False):
+    def __init__(self, fd: int, *, owned: bool = False, path: str | None = None):
+        """To `fd`, which is closed here if it is `owned`; `path`: the file that it is."""
         self.dropped_lines = 0
+        self._owned = owned
+        self._path = path
+        self._buffer = bytearray()
+        self._take(fd)
+
+    def _take(self, fd: int) -> None:
         self.enabled = True
         self._fd = fd
-        self._owned = owned
-        self._buffer = bytearray()
         self._poll: select.poll | None = None
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -91,13 +96,28 @@ class RequestLog:
         if path is None:
             return cls(STDOUT)
         try:
-            # Appending, so that rotation by copy-and-truncate works and workers can share a file.
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            return cls(_appended(path), owned=True, path=path)
         except OSError as error:
             raise ConfigError(
                 [f"log.requestsFile: cannot open {path!r}: {error.strerror or error}"]
             ) from error
-        return cls(fd, owned=True)
+
+    def reopen(self) -> None:
+        """Opens its file anew, by name: the one that was open has been renamed by who rotates it.
+
+        Where that fails, and for descriptors without a name, all stays as it is.
+        """
+        if self._path is None:
+            return
+        try:
+            fd = _appended(self._path)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            log.warning("request_log_not_reopened", path=self._path, reason=reason)
+            return
+        self.flush()
+        os.close(self._fd)
+        self._take(fd)
 
     def write(self, records: list[LogLine]) -> None:
         """Writes a line per record, or keeps them for the next call."""
@@ -131,6 +151,7 @@ class RequestLog:
             self._poll.poll(left * 1e3)
             self.flush()
         self.enabled = False
+        self._path = None
         if self._owned:
             os.close(self._fd)
             self._owned = False
@@ -151,6 +172,11 @@ class RequestLog:
         self.enabled = False
         self._buffer.clear()
         log.warning("request_log_off", reason=error.strerror or str(error))
+
+
+def _appended(path: str) -> int:
+    # Appending, so that rotation by copy-and-truncate works and workers can share a file.
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
 
 def _lines(records: Iterable[LogLine]) -> bytes:

@@ -55,6 +55,12 @@ class Telemetry:
         elif self.log is not None:
             self.log.flush()
 
+    def reopen(self) -> None:
+        """Opens the request log's file anew, for rotation; what has ended goes to the old one."""
+        self.flush()
+        if self.log is not None:
+            self.log.reopen()
+
     def close(self) -> None:
         """Writes the rest and closes the request log's file."""
         self.flush()

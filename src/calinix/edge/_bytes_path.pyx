@@ -1,0 +1,145 @@
+# cython: boundscheck=False, wraparound=False, initializedcheck=False
+"""The innermost steps of the bytes path, compiled; bytes_path.py says what they do and why."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memchr, memcmp, memcpy
+
+cdef extern from *:
+    """
+    #include <string.h>
+    #include <sys/types.h>
+    #include <sys/socket.h>
+    #include <sys/uio.h>
+    #ifndef MSG_NOSIGNAL
+    #define MSG_NOSIGNAL 0  /* there, Python itself ignores SIGPIPE */
+    #endif
+    static inline Py_ssize_t calinix_send(int fd, const char *data, size_t size) {
+        return send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    static inline Py_ssize_t calinix_send_both(
+        int fd, const char *first, size_t size, const char *second, size_t more
+    ) {
+        struct iovec parts[2] = {{(void *)first, size}, {(void *)second, more}};
+        struct msghdr message;
+        memset(&message, 0, sizeof message);
+        message.msg_iov = parts;
+        message.msg_iovlen = 2;
+        return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    /* The size that a chunk's line states, and where the line ends; -1: it is no plain line. */
+    static inline Py_ssize_t calinix_chunk_size(
+        const char *data, Py_ssize_t at, Py_ssize_t size, Py_ssize_t *end
+    ) {
+        Py_ssize_t found = 0, stop = at + 8, start = at;
+        for (; at < size && at <= stop; at++) {
+            unsigned char c = (unsigned char)data[at];
+            unsigned digit = c - '0';
+            if (digit > 9) {
+                digit = (c | 0x20) - 'a';
+                if (digit > 5) break;
+                digit += 10;
+            }
+            found = found * 16 + digit;
+        }
+        if (at == start || at > stop || at + 2 > size) return -1;
+        if (data[at] != '\\r' || data[at + 1] != '\\n') return -1;
+        *end = at + 2;
+        return found;
+    }
+    """
+    Py_ssize_t calinix_send(int fd, const char *data, size_t size) nogil
+    Py_ssize_t calinix_send_both(
+        int fd, const char *first, size_t size, const char *second, size_t more
+    ) nogil
+    Py_ssize_t calinix_chunk_size(
+        const char *data, Py_ssize_t at, Py_ssize_t size, Py_ssize_t *end
+    ) nogil
+
+
+def whole_chunks(bytes data):
+    cdef const char *source = PyBytes_AS_STRING(data)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), at = 0, total = 0, length, body = 0
+    cdef char *target
+    while at < size:
+        length = calinix_chunk_size(source, at, size, &body)
+        if length <= 0 or length > size - body - 2:
+            return None
+        at = body + length
+        if source[at] != 13 or source[at + 1] != 10:
+            return None
+        at += 2
+        total += length
+    if not total:
+        return None
+    found = PyBytes_FromStringAndSize(NULL, total)
+    target = PyBytes_AS_STRING(found)
+    at = 0
+    while at < size:
+        length = calinix_chunk_size(source, at, size, &body)
+        memcpy(target, source + body, length)
+        target += length
+        at = body + length + 2
+    return found
+
+
+def count_events(bytes data):
+    cdef const char *at = PyBytes_AS_STRING(data)
+    cdef const char *end = at + PyBytes_GET_SIZE(data)
+    cdef Py_ssize_t count = 0
+    while end - at >= 5:
+        if memcmp(at, "data:", 5) == 0:
+            count += 1
+        at = <const char *>memchr(at, 10, end - at)
+        if at == NULL:
+            break
+        at += 1
+    return count
+
+
+cdef class Outlet:
+    cdef object transport
+    cdef int fd
+    cdef bint spilled
+
+    def __init__(self, transport):
+        self.transport = transport
+        self.fd = -1
+        self.spilled = False
+        sock = transport.get_extra_info("socket")
+        if sock is not None and transport.get_extra_info("sslcontext") is None:
+            self.fd = sock.fileno()
+
+    cdef bint _is_free(self) except *:
+        if self.fd < 0:
+            return False
+        if self.spilled:
+            self.spilled = self.transport.get_write_buffer_size() > 0
+        return not self.spilled
+
+    def write(self, bytes data):
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data), sent = 0
+        if self._is_free():
+            sent = calinix_send(self.fd, PyBytes_AS_STRING(data), size)
+            if sent == size:
+                return
+            self.spilled = True
+        self.transport.write(data[sent:] if sent > 0 else data)
+
+    def write_both(self, bytes first, bytes second):
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(first), more = PyBytes_GET_SIZE(second), sent = 0
+        if self._is_free():
+            sent = calinix_send_both(
+                self.fd, PyBytes_AS_STRING(first), size, PyBytes_AS_STRING(second), more
+            )
+            if sent == size + more:
+                return
+            self.spilled = True
+        if sent <= 0:
+            self.transport.writelines((first, second))
+        elif sent < size:
+            self.transport.writelines((first[sent:], second))
+        else:
+            self.transport.write(second[sent - size:])
+
+    def close(self):
+        self.fd = -1

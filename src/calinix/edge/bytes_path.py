@@ -1,0 +1,63 @@
+"""The innermost steps of the bytes path: chunks that are passed on, and writing to sockets.
+
+The readable specification; `_bytes_path.pyx` is the same behaviour, compiled, and writes past the
+event loop's transport where it can. fast.py chooses.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
+
+
+def whole_chunks(data: bytes) -> bytes | None:
+    """The body in `data` where it is nothing but whole chunks; None where it is anything else.
+
+    A chunk here has one to eight digits, no extension, and is not the last one: bytes that may be
+    passed on as they are, and that leave a parser between chunks where they found it.
+    """
+    pieces, at = [], 0
+    while at < len(data):
+        line = _SIZE_LINE(data, at)
+        if line is None:
+            return None
+        begin, length = line.end(), int(line[1], 16)
+        at = begin + length + 2
+        if not length or data[at - 2 : at] != b"\r\n":
+            return None
+        pieces.append(data[begin : begin + length])
+    return b"".join(pieces) or None
+
+
+def count_events(data: bytes) -> int:
+    """How many lines begin with `data:`: the events of an SSE stream, but for one cut in two."""
+    return data.startswith(b"data:") + data.count(b"\ndata:")
+
+
+class Outlet:
+    """Where a connection's bytes go out, in the order of the calls.
+
+    Compiled, it hands them to the socket at once, and only what does not fit to the transport,
+    which keeps it and tells the protocol to pause, as ever. Under TLS all goes to the transport.
+    """
+
+    __slots__ = ("_transport",)
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes."""
+        self._transport.write(data)
+
+    def write_both(self, first: bytes, second: bytes) -> None:
+        """Send the one, then the other, without joining them."""
+        self._transport.writelines((first, second))
+
+    def close(self) -> None:
+        """The connection is lost: its socket's number may soon be another's."""

@@ -1,0 +1,10 @@
+"""Chooses the compiled form of the bytes path's innermost steps where it was built."""
+
+from __future__ import annotations
+
+try:
+    from calinix.edge._bytes_path import Outlet, count_events, whole_chunks
+except ImportError:
+    from calinix.edge.bytes_path import Outlet, count_events, whole_chunks
+
+__all__ = ["Outlet", "count_events", "whole_chunks"]

@@ -1,0 +1,151 @@
+"""The innermost steps of the bytes path: both forms do the same, and lose no byte."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calinix.edge import bytes_path, fast
+from calinix.edge.http_wire import frame_chunk
+
+bodies = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5)
+framing = st.lists(
+    st.sampled_from([b"5\r\n", b"hello", b"\r\n", b"0\r\n\r\n", b"A", b"5;x\r\n", b"00000005\r\n"]),
+    max_size=8,
+).map(b"".join)
+
+
+@pytest.mark.parametrize("form", [fast, bytes_path])
+@given(bodies)
+def test_whole_chunks_are_read(form: Any, parts: list[bytes]) -> None:
+    """The bodies of whole chunks come back joined."""
+    data = b"".join(map(frame_chunk, parts))
+    assert form.whole_chunks(data) == b"".join(parts)
+
+
+@pytest.mark.parametrize("form", [fast, bytes_path])
+@given(bodies, st.data())
+def test_a_chunk_cut_short_is_left_to_the_parser(
+    form: Any, parts: list[bytes], data: st.DataObject
+) -> None:
+    """No prefix that ends inside of a chunk is taken for whole chunks."""
+    framed = [frame_chunk(part) for part in parts]
+    whole = b"".join(framed)
+    ends = {sum(map(len, framed[:count])) for count in range(len(framed) + 1)}
+    cut = data.draw(st.integers(0, len(whole)))
+    found = form.whole_chunks(whole[:cut])
+    assert (found is not None) == (cut in ends and cut > 0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"0\r\n\r\n",
+        b"1\r\na\r\n0\r\n\r\n",
+        b"1;x=y\r\na\r\n",
+        b"1\na\n",
+        b"1\r\nab\r\n",
+        b"+1\r\na\r\n",
+        b"0x1\r\na\r\n",
+        b" 1\r\na\r\n",
+        b"000000001\r\na\r\n",
+        b"ffffffff\r\na\r\n",
+        b"\r\n",
+        b"1\r",
+        b"1",
+    ],
+)
+@pytest.mark.parametrize("form", [fast, bytes_path])
+def test_what_is_not_plain_chunks_is_left_to_the_parser(form: Any, data: bytes) -> None:
+    """Extensions, the last chunk, odd or long sizes and parts of chunks are not taken."""
+    assert form.whole_chunks(data) is None
+
+
+@given(framing | st.binary(max_size=30))
+def test_both_forms_agree_on_any_bytes(data: bytes) -> None:
+    """Whatever the bytes are, both forms give the same body or none."""
+    assert fast.whole_chunks(data) == bytes_path.whole_chunks(data)
+
+
+@given(st.lists(st.sampled_from([b"data:", b"\n", b"data", b" x", b"\r\n", b":"])).map(b"".join))
+def test_both_forms_count_the_same_events(data: bytes) -> None:
+    """Events are the lines that begin with `data:`."""
+    expected = sum(line.startswith(b"data:") for line in data.split(b"\n"))
+    assert fast.count_events(data) == bytes_path.count_events(data) == expected
+
+
+class Collector(asyncio.Protocol):
+    """Writes `size` bytes in pieces as soon as it is connected, through an outlet."""
+
+    def __init__(self, pieces: list[tuple[bytes, bytes]]):
+        self.pieces = pieces
+        self.paused = 0
+        self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self.outlet = fast.Outlet(transport)  # type: ignore[arg-type]
+        for first, second in self.pieces:
+            if second:
+                self.outlet.write_both(first, second)
+            else:
+                self.outlet.write(first)
+        self.transport = transport
+
+    def pause_writing(self) -> None:
+        self.paused += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.outlet.close()
+        self.lost = True
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_bytes_arrive_whole_and_in_order(run: Any, size: int) -> None:
+    """A reader that is slow gets every byte in order, and the writer is told to pause."""
+    pieces = [(bytes([65 + i]) * size, b"+" * (size if i % 2 else 0)) for i in range(26)]
+    expected = b"".join(first + second for first, second in pieces)
+
+    async def main() -> tuple[bytes, int]:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        protocol = Collector(pieces)
+        await loop.create_connection(lambda: protocol, sock=ours)
+        got = b""
+        while len(got) < len(expected):
+            got += await loop.sock_recv(theirs, 100_000)
+        protocol.transport.close()
+        theirs.close()
+        return got, protocol.paused
+
+    got, paused = run(main())
+    assert got == expected
+    assert bool(paused) == (size > 1000)
+
+
+def test_writing_to_a_closed_peer_ends_the_connection() -> None:
+    """A peer that is gone is found out by the transport: the protocol hears that it is lost."""
+
+    async def main() -> bool:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        protocol = Collector([(b"a", b"")])
+        await loop.create_connection(lambda: protocol, sock=ours)
+        theirs.close()
+        for _ in range(100):
+            protocol.outlet.write(b"more")
+            await asyncio.sleep(0)
+            if protocol.lost:
+                break
+        return protocol.lost
+
+    assert uvloop.run(main())
