@@ -14,31 +14,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
 import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvloop
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from calinix.sim.load_traffic import Shape
 from calinix.sim.loadgen import Plan, run_load
-from calinix.sim.mock_pod import MockPod
 from calinix.sim.pod_model import PodFigures
-from harness.contenders import Contender, Setup, calinix_config, calinix_contender, new_setup
-from harness.contenders import started as started_gateway
+from harness.contenders import new_setup, started
+from harness.crews import Tools, answering_pod, begin, fleet, gateway_of, is_whole, settled
 from harness.machine import BENCHMARKS, choose_cores, describe_machine, write_json
-from harness.processes import BenchmarkError, Child, Children, get
+from harness.processes import BenchmarkError, Children, get
 from harness.tables import new_console
 from harness.tools import POD_COUNT, Load, build_tools, start_load, start_mock_pods
 
@@ -68,69 +65,6 @@ class Finding(msgspec.Struct, frozen=True):
     limit: str
     holds: bool | None
     """None: the machine was too noisy to tell."""
-
-
-class Tools(msgspec.Struct, frozen=True):
-    """What every part is given."""
-
-    children: Children
-    folder: Path
-    calinix: str
-    quick: bool
-    measured: dict[str, Any]
-    """Raw figures, for the JSON."""
-
-
-def gateway_of(tools: Tools, workers: int, **more: Any) -> Contender:
-    """The gateway with so many workers; `more` adds to the section `gateway`."""
-    base = calinix_contender(tools.calinix)
-
-    def command(setup: Setup) -> list[str]:
-        line = base.command(setup)
-        path = setup.folder / "config.yaml"
-        config: Any = calinix_config(setup)
-        config["gateway"] |= {"workers": workers, **more}
-        path.write_text(yaml.safe_dump(config))
-        return line
-
-    return msgspec.structs.replace(base, command=command)
-
-
-def settled(setup: Setup, workers: int) -> None:
-    """Waits until all workers are there and know each other."""
-    if workers == 1:
-        return
-    for _ in range(200):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            state = msgspec.json.decode(get(setup.admin_port, "/admin/state")[1])
-            views = [
-                msgspec.json.decode(get(setup.admin_port, f"/admin/controller?worker={n}")[1])
-                for n in range(workers)
-            ]
-            ready = all(one["ready"] for one in state["workers"])
-            if ready and all(view["replicas"] == workers - 1 for view in views):
-                return
-        signal.sigtimedwait((), 0.05)
-    raise BenchmarkError("the workers did not all start")
-
-
-@contextlib.asynccontextmanager
-async def fleet(
-    tools: Tools, workers: int, figures: PodFigures, **more: Any
-) -> AsyncIterator[tuple[Setup, Child, dict[str, MockPod]]]:
-    """Mock pods in this process, and a gateway of so many workers before them."""
-    loop = asyncio.get_running_loop()
-    async with contextlib.AsyncExitStack() as stack:
-        pods = [await stack.enter_async_context(MockPod(figures=figures)) for _ in range(POD_COUNT)]
-        folder = tools.folder / f"{len(list(tools.folder.iterdir()))}"
-        setup = new_setup([pod.port for pod in pods], folder)
-        starting = started_gateway(tools.children, gateway_of(tools, workers, **more), setup, None)
-        child = await loop.run_in_executor(None, starting.__enter__)
-        try:
-            await loop.run_in_executor(None, settled, setup, workers)
-            yield setup, child, {f"pod-{n}": pod for n, pod in enumerate(pods)}
-        finally:
-            await loop.run_in_executor(None, starting.__exit__, None, None, None)
 
 
 # ---- hits
@@ -174,7 +108,9 @@ async def bursts(tools: Tools) -> list[Finding]:
         async with fleet(tools, workers, SLOW, strategy="cacheAware") as (setup, _, _pods):
             for number in range(rounds):
                 text = f"Burst {number}: " + "an equal and cold prompt, quite long. " * 60
-                pods = await asyncio.gather(*(_one(setup.port, text) for _ in range(BURST)))
+                pods = await asyncio.gather(
+                    *(answering_pod(setup.port, text) for _ in range(BURST))
+                )
                 worst.append(max(Counter(pods).values()) / (BURST / POD_COUNT))
         tools.measured.setdefault("bursts", {})[str(workers)] = worst
         findings.append(
@@ -189,34 +125,6 @@ async def bursts(tools: Tools) -> list[Finding]:
     return findings
 
 
-async def _begin(port: int, text: str, tokens: int) -> tuple[asyncio.StreamReader, Any, bytes]:
-    """A stream on a connection of its own, and its head."""
-    body = msgspec.json.encode(
-        {
-            "model": "mock",
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "stream": True,
-        }
-    )
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-    writer.write(head + body)
-    return reader, writer, await reader.readuntil(b"\r\n\r\n")
-
-
-async def _one(port: int, text: str, tokens: int = 12) -> str:
-    """The pod that answered."""
-    reader, writer, head = await _begin(port, text, tokens)
-    rest = await reader.read(-1)
-    writer.close()
-    if b"[DONE]" not in rest:
-        raise BenchmarkError(f"no whole answer: {head!r}")
-    return head.lower().partition(b"x-calinix-target-pod-id: ")[2].split(b"\r\n")[0].decode()
-
-
 # ---- cpu
 
 
@@ -229,9 +137,7 @@ def cpu(tools: Tools) -> list[Finding]:
 
     def measure(name: str, workers: int) -> Load:
         setup = new_setup(pods.ports, tools.folder / f"cpu-{len(list(tools.folder.iterdir()))}")
-        with started_gateway(
-            tools.children, gateway_of(tools, workers), setup, cores.proxy
-        ) as proxy:
+        with started(tools.children, gateway_of(tools, workers), setup, cores.proxy) as proxy:
             settled(setup, workers)
             return start_load(
                 tools.children, cores, tools.folder, setup.port,
@@ -278,7 +184,7 @@ def _judge_cpu(tools: Tools, name: str, one: list[Load], two: list[Load]) -> Fin
 async def ends(tools: Tools) -> list[Finding]:
     """A worker is killed under load, then all are drained under load."""
     async with fleet(tools, 2, SLOW) as (setup, child, _pods):
-        begun = [await _begin(setup.port, f"stream {n}", 80) for n in range(32)]
+        begun = [await begin(setup.port, f"stream {n}", 80) for n in range(32)]
         loop = asyncio.get_running_loop()
 
         async def state() -> Any:
@@ -287,7 +193,7 @@ async def ends(tools: Tools) -> list[Finding]:
 
         before = (await state())["workers"]
         os.kill(before[0]["pid"], signal.SIGKILL)
-        whole = sum(await asyncio.gather(*(_is_whole(*stream[:2]) for stream in begun)))
+        whole = sum(await asyncio.gather(*(is_whole(*stream[:2]) for stream in begun)))
         lost = len(begun) - whole
         came_back_s = await _until(state, _restarted)
         await _until(state, lambda one: bool(one["openLeases"] == 0))
@@ -295,9 +201,9 @@ async def ends(tools: Tools) -> list[Finding]:
             (await loop.run_in_executor(None, get, setup.admin_port, "/admin/pods"))[1]
         )["pods"]
         load_left = sum(pod["inflight"] for pod in pods)
-        begun = [await _begin(setup.port, f"stream {n}", 40) for n in range(32)]
+        begun = [await begin(setup.port, f"stream {n}", 40) for n in range(32)]
         child.process.send_signal(signal.SIGTERM)
-        drained = sum(await asyncio.gather(*(_is_whole(*stream[:2]) for stream in begun)))
+        drained = sum(await asyncio.gather(*(is_whole(*stream[:2]) for stream in begun)))
         status = await loop.run_in_executor(None, child.process.wait)
     on_it = before[0]["inflight"]
     tools.measured["ends"] = {
@@ -335,14 +241,6 @@ async def _until(
             raise BenchmarkError("it did not come about within 30 s")
         await asyncio.sleep(0.02)
     return loop.time() - began_s
-
-
-async def _is_whole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    data = b""
-    with contextlib.suppress(ConnectionError):
-        data = await reader.read(-1)
-    writer.close()
-    return b"[DONE]" in data
 
 
 # ---- the command

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from calinix.core.bitmap import HostBitmap
+from calinix.core.bitmap import HostBitmap, iterate
 from calinix.core.columns import Values
 from calinix.core.kv import Loads
-from calinix.core.pods import Pod, PodTable
+from calinix.core.pods import ROLES, Pod, PodTable
 from calinix.core.requests import Work
 
 if TYPE_CHECKING:
@@ -308,10 +308,11 @@ class Ledger:
     def count_others(self, inflight: Values | None) -> None:
         """What other workers of this gateway have on the pods leaves so much less room there."""
         before, self._others = self._others, None if inflight is None else array("d", inflight)
-        for slot, bound in enumerate(self._table.max_conns):
-            was = 0.0 if before is None else before[slot]
-            if bound and was != (0.0 if self._others is None else self._others[slot]):
-                self.recheck(slot)
+        for role in ROLES:
+            for slot in iterate(self._table.role(role)):
+                was = 0.0 if before is None else before[slot]
+                if was != (0.0 if self._others is None else self._others[slot]):
+                    self.recheck(slot)
 
     def recheck(self, slot: int) -> None:
         """Whether the pod is full, after its load or its maxConns changed."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final
 
 from calinix.core.columns import Values
 from calinix.core.events import PodFacts, ReplicaFacts, RoleFacts
@@ -28,6 +26,8 @@ FLOW_S = 0.5
 """Shortest time over which a flow is measured."""
 START_SYNC_S = 1.0
 """How often a replica is taken to report until it has done so twice."""
+MOST: Final = 1e15
+"""What is more than this, or negative, or no number, is taken as 0."""
 _COLUMNS = 5
 _KEEP = 0.7
 
@@ -35,10 +35,12 @@ _KEEP = 0.7
 class _Replica:
     """The last report of one replica, and what several of them say."""
 
-    __slots__ = ("columns", "flow", "gateways", "said", "said_s", "sync_s", "true_s")
+    __slots__ = ("columns", "flow", "gateways", "said", "said_s", "slots", "sync_s", "true_s")
 
     def __init__(self, slots: int):
-        self.columns: npt.NDArray[np.float64] = np.zeros((_COLUMNS, slots))
+        self.columns: list[Values] = [array("d", bytes(8 * slots)) for _ in range(_COLUMNS)]
+        self.slots: list[int] = []
+        """Those that its last report speaks of; all others are 0."""
         self.said: dict[Role, RoleFacts] = {}
         self.flow: dict[Role, tuple[float, float]] = {}
         """Role -> (requests a second, work tokens a second)."""
@@ -99,7 +101,7 @@ class Replicas:
             one.said = {facts.role: facts for facts in event.roles}
             one.said_s = true_s
         one.true_s, one.gateways = true_s, event.gateways
-        one.columns = self._by_slot(event.pods)
+        self._take(one, event.pods)
         self._sum()
         if one.sync_s <= WORKER_SYNC_S and now < self._rates_s:
             return False
@@ -159,20 +161,23 @@ class Replicas:
                 _KEEP * old[1] + (1.0 - _KEEP) * fresh[1],
             )
 
-    def _by_slot(self, pods: Sequence[PodFacts]) -> npt.NDArray[np.float64]:
-        columns = np.zeros((_COLUMNS, self._table.max_pods))
+    def _take(self, one: _Replica, pods: Sequence[PodFacts]) -> None:
+        """Its columns say this, and nothing of what they said before."""
+        inflight, work, context, rate_tokens, rate_s = one.columns
+        for slot in one.slots:
+            for column in one.columns:
+                column[slot] = 0.0
+        one.slots.clear()
         for facts in pods:
             pod = self._table.find(facts.pod_id)
             if pod is not None:
-                values = (
-                    facts.inflight,
-                    facts.work_tokens,
-                    facts.context_tokens,
-                    facts.rate_tokens,
-                    facts.rate_s,
-                )
-                columns[:, pod.slot] = [value if 0.0 <= value < 1e15 else 0.0 for value in values]
-        return columns
+                slot = pod.slot
+                one.slots.append(slot)
+                inflight[slot] = _sane(facts.inflight)
+                work[slot] = _sane(facts.work_tokens)
+                context[slot] = _sane(facts.context_tokens)
+                rate_tokens[slot] = _sane(facts.rate_tokens)
+                rate_s[slot] = _sane(facts.rate_s)
 
     def _sum(self) -> None:
         fast = [one for one in self._known.values() if 0.0 < one.sync_s <= WORKER_SYNC_S]
@@ -180,6 +185,16 @@ class Replicas:
         if not self._known:
             self.inflight = self.work = self.context = self.rate_tokens = self.rate_s = None
             return
-        total = sum(one.columns for one in self._known.values())
-        columns = [array("d", row.tobytes()) for row in np.asarray(total)]
+        columns: list[Values] = []
+        for one in self._known.values():
+            if not columns:
+                columns = [array("d", column) for column in one.columns]
+                continue
+            for total, column in zip(columns, one.columns, strict=True):
+                for slot in one.slots:
+                    total[slot] += column[slot]
         self.inflight, self.work, self.context, self.rate_tokens, self.rate_s = columns
+
+
+def _sane(value: float) -> float:
+    return value if 0.0 <= value < MOST else 0.0

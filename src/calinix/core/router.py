@@ -57,6 +57,8 @@ class Router:
         self._decisions = DecisionRing(config.gateway.decisions_kept)
         self._planner = Planner(state, state.means, self._decisions)
         self._handlers = Observer(state, self._roster, state.means).handlers
+        self._names: tuple[str, ...] = ()
+        self._names_version = -1
         self._next_look_s = float("-inf")
         self._steering = Steering(state, config.controller)
         upstreams = config.upstreams
@@ -185,10 +187,13 @@ class Router:
 
     def pod_names(self) -> tuple[str, ...]:
         """Ids of the pods by slot, empty where nobody is, up to the last one."""
-        names = ["" if pod is None else pod.id for pod in self._state.table.at]
-        while names and not names[-1]:
-            names.pop()
-        return tuple(names)
+        table = self._state.table
+        if self._names_version != table.version:
+            names = ["" if pod is None else pod.id for pod in table.at]
+            while names and not names[-1]:
+                names.pop()
+            self._names, self._names_version = tuple(names), table.version
+        return self._names
 
     def open_leases(self) -> int:
         """Requests routed and not ended."""
