@@ -64,7 +64,9 @@ class Planner:
         )
         lease.ahead = ahead
         if is_shared:
-            state.replicas.echo(pod.slot)
+            state.replicas.echo(pod.slot, lease.effort if prefill is None else 0.0)
+            if prefill is not None:
+                state.replicas.echo(prefill.slot, lease.effort)
         if not request.streamed and ttft_s is not None and prefill is None:
             ledger.hide(lease, now + ttft_s)
         self._write_down(request, lease)

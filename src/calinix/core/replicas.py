@@ -108,14 +108,15 @@ class Replicas:
         self._rates_s = now + RATES_S
         return True
 
-    def echo(self, slot: int) -> None:
+    def echo(self, slot: int, work_tokens: float) -> None:
         """A request was routed to the slot: until the other workers report, they did the same.
 
         Without it a burst that reaches all of them at once would find each of them choosing as if
         it were alone.
         """
-        if self.inflight is not None:
+        if self.inflight is not None and self.work is not None:
             self.inflight[slot] += self.echoes
+            self.work[slot] += self.echoes * work_tokens
 
     def forget(self, replica: str) -> None:
         """It has ended."""
