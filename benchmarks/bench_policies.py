@@ -10,10 +10,11 @@ pods, whose constants the router does not know: its attention constant is 0, ser
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.progress import Progress
 
@@ -30,6 +31,37 @@ Runner = Callable[..., "Cell"]
 
 CONTROLLED = ("weightedRoundRobin", "weightedPowerOfTwo", "predictive")
 MAX_WORSE = 1.1
+STRATEGIES = (
+    "roundRobin",
+    "weightedRoundRobin",
+    "leastLoad",
+    "powerOfTwo",
+    "weightedPowerOfTwo",
+    "cacheOnly",
+    "cacheAware",
+    "predictive",
+)
+MEASURES = (
+    "ttft_mean_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "e2e_mean_s",
+    "e2e_p99_s",
+    "tpot_mean_s",
+    "goodput_ratio",
+    "prefix_hit_ratio",
+    "jain",
+)
+TABLES: tuple[tuple[str, float | None], ...] = (
+    ("mooncake-conversation", 1.2),
+    ("hot-prefix", None),
+    ("azure-conversation", None),
+    ("seed-2p2d", None),
+    ("stale-state", None),
+    ("slow-pod", None),
+    ("heterogeneous-4p4d", None),
+)
+"""(scenario, load) in which docs/strategies.md compares them."""
 HALF_STREAMED = "scenario.streamedShare=0.5"
 
 
@@ -39,6 +71,14 @@ class Cell:
     def __init__(self, outcomes: Sequence[Outcome]):
         self.rows = [outcome.row for outcome in outcomes]
         self.outcomes = outcomes
+
+    def means(self) -> dict[str, Any]:
+        """All of them, for the JSON; of the first tokens also the seeds' own."""
+        fields = ("load", "requests", *MEASURES)
+        means = {field: float(f"{getattr(self, field):.4g}") for field in fields}
+        return means | {
+            "ttft_mean_s_by_seed": [round(row.ttft_mean_s or 0.0, 4) for row in self.rows]
+        }
 
     def __getattr__(self, field: str) -> float:
         return float(np.mean([getattr(row, field) for row in self.rows]))
@@ -119,11 +159,11 @@ def seed_2p2d(cell: Runner) -> list[Finding]:
     return found
 
 
-def late(cell: Runner) -> list[Finding]:
+def late(cell: Runner) -> Iterator[Finding]:
     """stale-state and many-gateways: what is known is old, or only a part."""
     turns, two = cell("stale-state", "weightedRoundRobin"), cell("stale-state", "powerOfTwo")
     ratio = turns.ttft_mean_s / two.ttft_mean_s
-    found = [at_most("stale-state: weightedRoundRobin / powerOfTwo, mean TTFT", ratio, 0.5)]
+    yield at_most("stale-state: weightedRoundRobin / powerOfTwo, mean TTFT", ratio, 0.5)
     for gateways in (4, 16):
         for sync_s in (1, 5):
             for speeds in ("[1]", "[1.5, 1.25, 0.75, 0.5]"):
@@ -139,19 +179,16 @@ def late(cell: Runner) -> list[Finding]:
                     f"{gateways} gateways, sync {sync_s} s, {kind} pods: predictive / best of "
                     "roundRobin and powerOfTwo, mean TTFT"
                 )
-                found.append(at_most(what, ours / min(others), 1.15))
-    return found
+                yield at_most(what, ours / min(others), 1.15)
 
 
-def faults(cell: Runner) -> list[Finding]:
+def faults(cell: Runner) -> Iterator[Finding]:
     """slow-pod and pod-loss: no strategy with the controller is worse than power of two."""
-    found = []
     for scenario in ("slow-pod", "pod-loss"):
         two = cell(scenario, "powerOfTwo")
         for name in CONTROLLED:
             ratio = cell(scenario, name).ttft_p99_s / two.ttft_p99_s
-            found.append(at_most(f"{scenario}: {name} / powerOfTwo, p99 TTFT", ratio, MAX_WORSE))
-    return found
+            yield at_most(f"{scenario}: {name} / powerOfTwo, p99 TTFT", ratio, MAX_WORSE)
 
 
 def spread(cell: Runner) -> list[Finding]:
@@ -183,13 +220,39 @@ def spread(cell: Runner) -> list[Finding]:
     ]
 
 
-PARTS: dict[str, Callable[[Runner], list[Finding]]] = {
+def side_by_side(cell: Runner) -> Iterator[Finding]:
+    """The tables of docs/strategies.md: every strategy in some scenarios."""
+    for scenario, load in TABLES:
+        for strategy in STRATEGIES:
+            ours = cell(scenario, strategy, load=load)
+            what = f"{scenario}: {strategy}, mean TTFT s (reported)"
+            yield {"what": what, "figure": round(ours.ttft_mean_s, 3), "limit": "-", "holds": True}
+
+
+PARTS: dict[str, Callable[[Runner], Iterable[Finding]]] = {
     "caches": caches,
     "2p2d": seed_2p2d,
     "late": late,
     "faults": faults,
     "spread": spread,
+    "tables": side_by_side,
 }
+
+
+def merged(path: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """`results`, and of the file's the parts that were not run now, in the order of PARTS."""
+    if not path.exists():
+        return results
+    before = msgspec.json.decode(path.read_bytes())
+    kept = (
+        set(before["parts"]) - set(results["parts"]) if before["seeds"] == results["seeds"] else ()
+    )
+    parts = {
+        name: (results if name in results["parts"] else before)["parts"][name]
+        for name in PARTS
+        if name in results["parts"] or name in kept
+    }
+    return results | {"parts": parts}
 
 
 def main() -> None:
@@ -197,43 +260,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--json", type=Path, help="write the figures to this file; other parts' in it are kept"
+    )
     parser.add_argument("--quick", action="store_true", help="one seed")
     arguments = parser.parse_args()
     seeds = 1 if arguments.quick else arguments.seeds
     console = new_console()
-    rows: list[Any] = []
-    found: list[Finding] = []
+    cells: dict[tuple[Any, ...], Cell] = {}
+    used: list[dict[str, Any]] = []
+    parts: dict[str, Any] = {}
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("")
 
         def cell(
             scenario: str, strategy: str, load: float | None = None, changes: str = ""
         ) -> Cell:
-            progress.update(bar, description=f"{scenario} {strategy} {changes}", completed=0)
-            tasks = [
-                Task(scenario, strategy, seed, load=load, changes=changes)
-                for seed in range(1, seeds + 1)
-            ]
-            outcomes = run_all(tasks, lambda share, _: progress.update(bar, completed=100 * share))
-            rows.extend({"scenario": scenario, "changes": changes, "row": o.row} for o in outcomes)
-            return Cell(outcomes)
+            key = (scenario, strategy, load, changes)
+            if key not in cells:
+                progress.update(bar, description=f"{scenario} {strategy} {changes}", completed=0)
+                tasks = [
+                    Task(scenario, strategy, seed, load=load, changes=changes)
+                    for seed in range(1, seeds + 1)
+                ]
+                outcomes = run_all(
+                    tasks, lambda share, _: progress.update(bar, completed=100 * share)
+                )
+                cells[key] = Cell(outcomes)
+            setting = {"scenario": scenario, "strategy": strategy, "changes": changes}
+            used.append(setting | cells[key].means())
+            return cells[key]
 
         for name in arguments.only.split(","):
+            used.clear()
+            found = []
             for one in PARTS[name](cell):
                 found.append(one)
                 verdict = "[green]holds[/]" if one["holds"] else "[bold red]does not hold[/]"
                 console.print(f"{one['what']}: {one['figure']} ({one['limit']}) {verdict}")
+            machine = describe_machine()
+            parts[name] = {"machine": machine, "findings": found, "cells": list(used)}
     if arguments.json is not None:
-        results = {
-            "benchmark": "policies",
-            "method": __doc__,
-            "machine": describe_machine(),
-            "seeds": seeds,
-            "findings": found,
-            "rows": rows,
-        }
-        write_json(arguments.json, results)
+        results = {"benchmark": "policies", "method": __doc__, "seeds": seeds, "parts": parts}
+        write_json(arguments.json, merged(arguments.json, results))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import random
+import resource
 import signal
 import ssl
 import sys
@@ -41,6 +42,7 @@ log = structlog.get_logger()
 
 _ADMIN_BODY_BYTES = 65_536
 _SWITCH_S = 0.0005
+_MAX_FILES = 65_536
 
 # What a running process cannot take over from a new file.
 _FIXED_SECTIONS = ("cache_registry", "kv_events", "scrape", "sessions", "admin", "log")
@@ -373,9 +375,22 @@ def settle_garbage_collector() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
+def allow_sockets() -> None:
+    """As many as the system lets a process have: shells and units often start one with 1024.
+
+    256 pods with KV events alone take as many.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def serve_alone(config: Config, config_path: Path, journal: Path | None = None) -> None:
     """Runs a gateway in this process until SIGTERM or SIGINT; `journal` goes before the file's.
 
     Raises ConfigError.
     """
+    allow_sockets()
     uvloop.run(_serve(config, config_path, journal))

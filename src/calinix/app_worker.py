@@ -16,7 +16,7 @@ import structlog
 import uvloop
 from msgspec.structs import replace
 
-from calinix.app import App, settle_garbage_collector
+from calinix.app import App, allow_sockets, settle_garbage_collector
 from calinix.config import Config, load_config
 from calinix.core.events import PodDraining, ReplicaGone
 from calinix.core.recorded import RecordedRouter
@@ -173,6 +173,7 @@ def main() -> None:
     folder, index, port, *journal = sys.argv[1:]
     configure_logging(load_config(Path(folder) / CONFIG_FILE).log)
     _sign_lines(int(index))
+    allow_sockets()
     try:
         uvloop.run(_run(Path(folder), int(index), int(port), Path(journal[0]) if journal else None))
     except (ConfigError, OSError) as error:

@@ -136,3 +136,6 @@ def _show(decision: dict[str, Any]) -> None:
                 f"[dim]{dropped['podId']}[/dim]", f"[dim]filtered: {dropped['filter']}[/dim]"
             )
         console.print(table)
+        if (other_s := choice["otherWaySeconds"]) is not None:
+            other = "whole" if decision["prefillPodId"] else "by a prefill pod"
+            console.print(f"[dim]{other}: {other_s:.3f} s[/dim]")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+import kit
 from calinix.config import DispatchUpstream, PodGroup, Upstreams
 from calinix.core import splitting
 from calinix.core.events import PodDraining, PrefillDone
@@ -135,3 +140,20 @@ def test_other_strategies_go_by_the_threshold_alone() -> None:
         plan = ask(router, new_prompt(number))
         assert plan.prefill is None
         assert other_way_s(plan) is None
+
+
+def test_explain_says_what_the_other_way_would_take(tmp_path: Path) -> None:
+    """`calinix explain` ends a decision that was made by seconds with those of the other way."""
+    groups = {
+        role: {"pods": [{"id": role, "url": f"http://{role}:1"}]} for role in ("prefill", "decode")
+    }
+    config = {"upstreams": {"dispatch": {**groups, "prefillThreshold": 2000}}}
+    (tmp_path / "config.yaml").write_bytes(msgspec.yaml.encode(config))
+    (tmp_path / "body.json").write_bytes(msgspec.json.encode({"messages": [{"content": "hi"}]}))
+    command = [str(kit.CALINIX), "explain", "body.json"]
+    after: list[str]
+    for after, said in (([], "by a prefill pod: "), (["--after", "body.json"], "whole: ")):
+        done = subprocess.run(
+            [*command, *after], cwd=tmp_path, capture_output=True, check=True, timeout=60
+        )
+        assert re.search(rf"(?m)^{said}\d+\.\d+ s$", done.stdout.decode())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import resource
 import socket
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
@@ -75,6 +77,24 @@ async def test_a_bad_reload_changes_nothing(tmp_path: Path) -> None:
             await reloaded(served, good)
             reply = await ask(served.port, chat())
             assert reply.headers["x-calinix-route-policy"] == "leastLoad"
+
+
+@kit.on_loop
+async def test_more_sockets_than_the_soft_limit(tmp_path: Path) -> None:
+    """Started where a process may have few files open, it takes what the hard limit allows."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with fleet_of(single=1) as fleet, contextlib.AsyncExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+        try:
+            process = kit.Serve(tmp_path, fleet.config())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        served = await stack.enter_async_context(process)
+        for _ in range(150):
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            stack.callback(writer.close)
+            writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert (await reader.readline()).split()[1] == b"200"
 
 
 @kit.on_loop

@@ -30,7 +30,7 @@ from feedkit import (
     sources,
     two_free_ports,
 )
-from kvkit import Engine, believed
+from kvkit import MODEL, Engine, believed
 
 
 @kit.on_loop
@@ -52,6 +52,32 @@ async def test_forty_pods_at_once() -> None:
             for number in range(40):
                 held = [believed(router, f"p{n}", prompt(number)) for n in range(40)]
                 assert held == [2 * (n == number) for n in range(40)]
+
+
+@kit.on_loop
+async def test_256_pods_at_one_endpoint() -> None:
+    """One bound socket hears as many pods as there may be, and tells them apart by topic."""
+    count = 256
+    engines = [Engine(1000) for _ in range(count)]
+    pods = [pod_of(f"p{n}") for n in range(count)]
+    async with feeding(config_of(*pods, bind="tcp://127.0.0.1:*")) as (feed, router):
+        publisher = Sockets(asyncio.get_running_loop()).publish(feed.bound[0])
+
+        def all_are_heard() -> bool:
+            for number, engine in enumerate(engines):
+                engine.run(prompt(number))
+                if (message := engine.flush()) is not None:
+                    topic = b"kv@p%d@%b" % (number, MODEL.encode())
+                    publisher.send(frames_of(topic, message.sequence, message.payload))
+                engine.reset()
+            return all(view.stored for view in feed.views().values())
+
+        await kit.until(all_are_heard, "all are heard")
+        for number in (0, 1, 10, 100, 255):
+            held = [believed(router, f"p{n}", prompt(number)) for n in range(count)]
+            assert held == [2 * (n == number) for n in range(count)]
+        assert feed.strangers == 0
+        publisher.close()
 
 
 @kit.on_loop

@@ -12,7 +12,9 @@ import pytest
 
 import kit
 from calinix.app import App
+from calinix.config import Scrape
 from calinix.core.events import PodRestarted
+from calinix.edge.scraper import Scraper
 from calinix.sim.mock_pod import MockPod, PodDialect
 from calinix.sim.pod_model import PodFigures
 from fleets import gateway_of, merged
@@ -51,6 +53,15 @@ class Pages:
                 await served.left()
             else:
                 await served.say(answer(self.page, self.status, b"content-type: text/plain\r\n"))
+
+
+def test_looks_are_spread() -> None:
+    """Rests are of 90 to 110 % of the interval, by chance: many pods are not asked at one time."""
+    drawn = iter((0.0, 0.5, 1.0))
+    loop = asyncio.new_event_loop()
+    scraper = Scraper(Scrape(), loop, lambda _: None, lambda _: 0, lambda: next(drawn))
+    assert [scraper.jitter for _ in range(3)] == pytest.approx([0.9, 1.0, 1.1])
+    loop.close()
 
 
 async def stats_of(app: App) -> Any:

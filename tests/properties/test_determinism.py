@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calinix.config import StrategyName
 from calinix.core.events import (
     Failed,
     Failure,
@@ -23,7 +24,7 @@ from calinix.core.requests import RoutePlan, Work
 from calinix.core.router import Router
 from routing import make_config, make_router, request, text
 
-STRATEGIES = ("random", "roundRobin", "leastLoad", "powerOfTwo", "cacheOnly", "cacheAware")
+STRATEGIES = get_args(StrategyName)
 
 
 def journal(seed: int, calls: int) -> list[Any]:
@@ -104,9 +105,10 @@ def test_another_seed_gives_other_plans() -> None:
     assert one != other
 
 
-def test_deterministic_mode_needs_no_seed() -> None:
-    """Ties by pod id: under cacheAware no random number is drawn."""
-    config = make_config(3, 3, 3, deterministic=True)
+@pytest.mark.parametrize("strategy", ["cacheAware", "predictive", "weightedRoundRobin"])
+def test_deterministic_mode_needs_no_seed(strategy: str) -> None:
+    """Ties by pod id, and turns from the first slot on: no random number is drawn."""
+    config = make_config(3, 3, 3, deterministic=True, strategy=strategy)
     entries = journal(7, 300)
     one, other = (replay(make_router(config, seed=seed), entries) for seed in (1, 2))
     assert one == other

@@ -149,7 +149,7 @@ def test_what_is_too_much_for_one_step_is_two(
     monkeypatch.setattr(tokenizer, "encode", listen)
 
     async def use(prompts: PromptTokenizer) -> None:
-        times = iter(x / 10 for x in range(100))
+        times = iter(x / 30 for x in range(100))
         monkeypatch.setattr(time, "thread_time", lambda: next(times))
         prompts._write.value = 0.05 / 30_000
         prompts._encode.value = 0.05 / 1000
@@ -190,6 +190,34 @@ def test_prompts_without_ids(tokenizer: HfTokenizer, endpoint: Endpoint, body: o
 
     with_prompts(tokenizer, use)
     with_prompts(tokenizer, use, budget_s=0.0)
+
+
+def test_what_took_long_to_read_is_written_by_a_thread(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat in thousands of parts is small in letters; that reading it took long tells of them."""
+    used = set()
+    write = tokenizer.chat_text
+
+    def listen(request: Any) -> str:
+        used.add(threading.current_thread() is threading.main_thread())
+        return write(request)
+
+    async def use(prompts: PromptTokenizer) -> None:
+        for parts, read_s in ((1, 0.001), (6000, 0.05)):
+            content = [{"type": "text", "text": "y"}] * parts
+            body = {"messages": [{"role": "user", "content": content}]}
+            expected = whole(tokenizer, body)
+            with monkeypatch.context() as patch:
+                patch.setattr(tokenizer, "chat_text", listen)
+                times = iter(read_s * n for n in range(100))
+                patch.setattr(time, "thread_time", lambda times=times: next(times))
+                prompts._write.value = 0.0
+                used.clear()
+                assert await ids_of(prompts, CHAT, body) == expected
+            assert used == {parts == 1}
+
+    with_prompts(tokenizer, use, budget_s=0.1)
 
 
 def test_jobs_are_bounded(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,11 @@ LOOP_BUDGET_S = 0.0007
 """What one step may take of the loop's time; what is expected to take longer goes to threads."""
 MAX_BODY_BYTES = 8_388_608
 """Longer bodies are not tokenised."""
-MAX_DECODED_BYTES = 262_144
+MAX_DECODED_BYTES = 196_608
 """Longer bodies are not even decoded by the loop."""
+REST = 1.5
+"""Writing a prompt takes so many times as long as reading it: more, where it is in many parts, but
+then reading takes long too."""
 MAX_WAITING_PER_THREAD = 64
 """Jobs in hand, per thread; one more is refused: it would be late anyway."""
 
@@ -148,7 +151,8 @@ class PromptTokenizer:
             if not self._read(job):
                 return None
             weight = job.weight_chars
-            if weight * self._write.value > self._budget_s:
+            read_s = time.thread_time() - started_s
+            if max(weight * self._write.value, read_s * (1.0 + REST)) > self._budget_s:
                 return self._hand_over(job)
             pieces = self._pieces(job)
         except (UnusualError, TemplateRefusedError):
