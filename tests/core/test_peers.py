@@ -30,7 +30,9 @@ GOLDEN = bytes.fromhex(
     " 05 0100 0200 0000c842 0100 0200 74 c3a9"
     " 06 0700 07 0800 02"
     " 08 0000000000004940 0000000000002440 06000000 0100 6d"
-    " 09 0300 0600 726573705f31".replace(" ", "")
+    " 09 0300 0600 726573705f31"
+    " 0a 0500 0400 4000 03000000"
+    " 0100000000000000 0807060504030201 ffffffffffffffff".replace(" ", "")
 )
 
 
@@ -56,6 +58,7 @@ def packed() -> bytes:
         + records.bad(8, Failure.SERVER_ERROR)
         + records.learned("m", 50.0, 10.0, 6)
         + records.kept("resp_1", 3)
+        + records.held(5, 4, CHAIN)
     )
 
 
@@ -74,6 +77,7 @@ def test_golden_bytes() -> None:
         ("bad", 8, Failure.SERVER_ERROR),
         ("learned", "m", 50.0, 10.0, 6),
         ("kept", "resp_1", 3),
+        ("held", 5, 4, CHAIN),
     ]
 
 
@@ -81,7 +85,7 @@ def test_what_is_cut_off_or_unknown_is_no_record() -> None:
     """A ValueError, wherever the bytes end, and whatever they begin with."""
     whole, at = packed(), 0
     ends = {0}
-    for piece in (39, 5, 5, 5, 16, 3, 4, 24, 11):
+    for piece in (39, 5, 5, 5, 16, 3, 4, 24, 11, 35):
         at += piece
         ends.add(at)
     assert at == len(whole)
@@ -91,7 +95,7 @@ def test_what_is_cut_off_or_unknown_is_no_record() -> None:
         else:
             with pytest.raises(ValueError, match=r"record|hashes"):
                 records.deliver(whole[:end], Told())
-    for bad in (b"\x00", b"\x0a\x00\x00\x00\x00", records.bad(1, Failure.CLOSED)[:-1] + b"\xff"):
+    for bad in (b"\x00", b"\x0b\x00\x00\x00\x00", records.bad(1, Failure.CLOSED)[:-1] + b"\xff"):
         with pytest.raises(ValueError, match="no record"):
             records.deliver(bad, Told())
 
@@ -213,13 +217,20 @@ def test_max_conns_is_for_all_workers_together() -> None:
 
 
 def test_until_the_next_report_the_others_do_the_same() -> None:
-    """Each own request counts once for each other worker, until that one says what it did."""
+    """Each own request counts for each other worker, and the next one too, until that one says."""
     router = make_router(make_config(single=1))
     say(router, who="b")
     say(router, who="c")
     ask(router)
-    assert others(router) == 2.0
+    assert others(router) == 4.0
+    ask(router)
+    assert others(router) == 6.0
     say(router, who="b", inflight=1.0)
+    assert others(router) == 5.0
+    say(router, who="c")
+    assert others(router) == 3.0
+    say(router, who="b", inflight=1.0)
+    say(router, who="c")
     assert others(router) == 1.0
 
 
@@ -287,11 +298,23 @@ def test_sizes_of_prompts_are_learned_together() -> None:
     assert ask(router, 64).prompt_tokens > 1.5 * before
 
 
+def test_what_is_there_already_is_told_in_one() -> None:
+    """A prompt that was prefilled before it could be told: on both pods, and nothing is open."""
+    router = make_router(make_config(prefill=1, decode=1))
+    names = router.pod_names()
+    slots = (names.index("decode-0"), names.index("prefill-0"))
+    tell(router, records.held(*slots, chain_of(router, text(4))))
+    assert held(router) == [4, 4]
+    tell(router, records.held(9, records.NO_SLOT, chain_of(router, text(4))))
+    assert held(router) == [4, 4]
+
+
 def test_a_cache_that_is_off_learns_nothing() -> None:
     """`cacheRegistry.enabled: false` holds for what others say, too."""
     router = make_router(make_config(single=1, cache=CacheRegistry(enabled=False)))
     chain = Chain.of([1, 2, 3])
     tell(router, records.routed(1, 0, records.NO_SLOT, chain), records.settled(1))
+    tell(router, records.held(0, records.NO_SLOT, chain))
     assert held(router) == [0]
 
 

@@ -22,7 +22,7 @@ from calinix.core.recorded import RecordedRouter
 from calinix.core.requests import RouteRequest
 from calinix.core.router import Router
 from calinix.edge.bus import SYNC_S, report_of
-from calinix.gateway.outbox import REPEAT_S, Outbox
+from calinix.gateway.outbox import FULL_LEASES, REPEAT_S, Outbox
 from routing import ask, make_config, make_router, serve
 
 
@@ -173,7 +173,11 @@ async def test_load_is_told_again_and_much_is_told_at_once() -> None:
     count = len(pair.payloads)
     for number in range(3):
         pair.teller.route(request_of_size(number), pair.now)
-    assert len(pair.payloads) > count
+    pair.do()
+    assert len(pair.payloads) == count + 2  # cut, and the rest
+    for _ in range(FULL_LEASES + 1):
+        serve(pair.teller, 1, pair.now)
+    assert len(pair.payloads) == count + 3
     pair.end()
     count = len(pair.payloads)
     serve(pair.teller, 1, pair.now)

@@ -25,9 +25,11 @@ _GOOD: Final = 6
 _BAD: Final = 7
 _LEARNED: Final = 8
 _KEPT: Final = 9
+_HELD: Final = 10
 _FAILURES: Final = tuple(Failure)
 
 _route = struct.Struct("<BIHHHI")
+_hold = struct.Struct("<BHHHI")
 _lease = struct.Struct("<BI")
 _session = struct.Struct("<BHHfHH")
 _good = struct.Struct("<BH")
@@ -41,6 +43,10 @@ class Taker(Protocol):
 
     def routed(self, lease: int, slot: int, prefill: int, chain: Chain) -> None:
         """A request with this prompt went to `slot`, in dispatch mode by way of `prefill`."""
+        ...
+
+    def held(self, slot: int, prefill: int, chain: Chain) -> None:
+        """The same, and the prompt is there already: nothing more will be told of the request."""
         ...
 
     def prefilled(self, lease: int) -> None:
@@ -82,6 +88,11 @@ def routed(lease: int, slot: int, prefill: int, chain: Chain) -> bytes:
     """Its record; so do the others below."""
     head = _route.pack(_ROUTED, lease & 0xFFFFFFFF, slot, prefill, chain.steady, len(chain))
     return head + chain.packed()
+
+
+def held(slot: int, prefill: int, chain: Chain) -> bytes:
+    """See Taker."""
+    return _hold.pack(_HELD, slot, prefill, chain.steady, len(chain)) + chain.packed()
 
 
 def prefilled(lease: int) -> bytes:
@@ -142,6 +153,11 @@ def deliver(records: bytes, taker: Taker) -> None:
                 _, lease, slot, prefill, steady, count = _route.unpack_from(records, at)
                 at += _route.size
                 taker.routed(lease, slot, prefill, Chain.unpacked(records, at, count, steady))
+                at += 8 * count
+            elif kind == _HELD:
+                _, slot, prefill, steady, count = _hold.unpack_from(records, at)
+                at += _hold.size
+                taker.held(slot, prefill, Chain.unpacked(records, at, count, steady))
                 at += 8 * count
             elif kind == _SETTLED:
                 taker.settled(_lease.unpack_from(records, at)[1])

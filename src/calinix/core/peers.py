@@ -87,14 +87,14 @@ class Peers:
             self._state.rates.share(replicas.rate_tokens, replicas.rate_s)
         if 0.0 < event.sync_s <= WORKER_SYNC_S:
             # Workers of one gateway: `maxConns` is for all of them together.
-            self._state.ledger.count_others(replicas.inflight)
+            self._state.ledger.count_others(replicas.in_workers)
 
     def gone(self, event: ReplicaGone, now: float) -> None:  # noqa: ARG002
         """It has ended, and with it what it had under way."""
         replicas = self._state.replicas
         replicas.forget(event.replica)
         self._state.rates.share(replicas.rate_tokens, replicas.rate_s)
-        self._state.ledger.count_others(replicas.inflight)
+        self._state.ledger.count_others(replicas.in_workers)
         peer = self._peers.pop(event.replica, None)
         if peer is not None:
             for course in peer.open.values():
@@ -119,6 +119,13 @@ class Peers:
             registry.route(course.pod.slot, chain, course.ticket)
         if course.prefill is not None:
             registry.route(course.prefill.slot, chain, course.ticket)
+
+    def held(self, slot: int, prefill: int, chain: Chain) -> None:
+        """Its blocks are there."""
+        if self._state.caching:
+            for pod in (self._pod(slot), self._pod(prefill)):
+                if pod is not None:
+                    self._state.registry.confirm(pod.slot, chain)
 
     def prefilled(self, lease: int) -> None:
         """The prefill pod has it."""

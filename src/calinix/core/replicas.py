@@ -35,12 +35,16 @@ _KEEP = 0.7
 class _Replica:
     """The last report of one replica, and what several of them say."""
 
-    __slots__ = ("columns", "flow", "gateways", "said", "said_s", "slots", "sync_s", "true_s")
+    __slots__ = (
+        "columns", "echoed", "flow", "gateways", "said", "said_s", "slots", "sync_s", "true_s",
+    )  # fmt: skip
 
     def __init__(self, slots: int):
         self.columns: list[Values] = [array("d", bytes(8 * slots)) for _ in range(_COLUMNS)]
         self.slots: list[int] = []
         """Those that its last report speaks of; all others are 0."""
+        self.echoed: dict[int, tuple[float, float]] = {}
+        """Slot -> (requests, work tokens) routed here since its last report, if it is a worker."""
         self.said: dict[Role, RoleFacts] = {}
         self.flow: dict[Role, tuple[float, float]] = {}
         """Role -> (requests a second, work tokens a second)."""
@@ -58,13 +62,16 @@ class Replicas:
     def __init__(self, table: PodTable):
         self._table = table
         self._known: dict[str, _Replica] = {}
+        self.in_workers: Values | None = None
+        """Requests that other workers of this gateway have, as they say."""
         self.inflight: Values | None = None
+        """Of all others, and what those workers are taken to have done since. Likewise:"""
         self.work: Values | None = None
         self.context: Values | None = None
         self.rate_tokens: Values | None = None
         self.rate_s: Values | None = None
-        self.echoes = 0.0
-        """Workers of this gateway beside this one: what it does, each of them is doing as well."""
+        self._workers: list[_Replica] = []
+        """Those of this gateway: what it does, each of them is doing as well."""
         self._rates_s = float("-inf")
 
     def __len__(self) -> int:
@@ -102,6 +109,8 @@ class Replicas:
             one.said_s = true_s
         one.true_s, one.gateways = true_s, event.gateways
         self._take(one, event.pods)
+        # What it is about to do now is in no report; it may well go where it went just before.
+        one.echoed = {slot: (1.0, 0.0) for slot, (n, _) in one.echoed.items() if n > 1.0}
         self._sum()
         if one.sync_s <= WORKER_SYNC_S and now < self._rates_s:
             return False
@@ -112,11 +121,16 @@ class Replicas:
         """A request was routed to the slot: until the other workers report, they did the same.
 
         Without it a burst that reaches all of them at once would find each of them choosing as if
-        it were alone.
+        it were alone. Their next requests are counted as well: whoever asks whether one more is
+        too much for a pod has to ask for all of them.
         """
-        if self.inflight is not None and self.work is not None:
-            self.inflight[slot] += self.echoes
-            self.work[slot] += self.echoes * work_tokens
+        if self.inflight is None or self.work is None:
+            return
+        for one in self._workers:
+            requests, work = one.echoed.get(slot, (1.0, 0.0))
+            self.inflight[slot] += 1.0 if slot in one.echoed else 2.0
+            self.work[slot] += work_tokens
+            one.echoed[slot] = (requests + 1.0, work + work_tokens)
 
     def forget(self, replica: str) -> None:
         """It has ended."""
@@ -181,9 +195,10 @@ class Replicas:
                 rate_s[slot] = _sane(facts.rate_s)
 
     def _sum(self) -> None:
-        fast = [one for one in self._known.values() if 0.0 < one.sync_s <= WORKER_SYNC_S]
-        self.echoes = float(len(fast))
+        known = self._known.values()
+        self._workers = [one for one in known if 0.0 < one.sync_s <= WORKER_SYNC_S]
         if not self._known:
+            self.in_workers = None
             self.inflight = self.work = self.context = self.rate_tokens = self.rate_s = None
             return
         columns: list[Values] = []
@@ -194,6 +209,14 @@ class Replicas:
             for total, column in zip(columns, one.columns, strict=True):
                 for slot in one.slots:
                     total[slot] += column[slot]
+        self.in_workers = array("d", bytes(8 * self._table.max_pods)) if self._workers else None
+        for one in self._workers:
+            if self.in_workers is not None:
+                for slot in one.slots:
+                    self.in_workers[slot] += one.columns[0][slot]
+            for slot, (requests, work) in one.echoed.items():
+                columns[0][slot] += requests
+                columns[1][slot] += work
         self.inflight, self.work, self.context, self.rate_tokens, self.rate_s = columns
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from calinix.core import peer_records as records
 from calinix.core.events import (
@@ -28,8 +28,10 @@ from calinix.edge.bus import SYNC_S, Report, packed
 
 FLUSH_S: Final = 0.75 * SYNC_S
 """From the first fact to its report; the rest is for the way."""
+FULL_LEASES: Final = 1024
+"""With so many requests gathered, a report does not wait."""
 FULL_BYTES: Final = 256 * 1024
-"""With so much gathered, a report does not wait."""
+"""Longer reports are cut into several."""
 REPEAT_S: Final = 1.0
 """Without anything to tell, load is told again this often."""
 
@@ -55,6 +57,12 @@ class Outbox:
         self._journal = journal
         self._router: Router | None = None
         self._records = bytearray()
+        self._routed: list[Lease] = []
+        """Not told yet."""
+        self._told: set[int] = set()
+        """Open leases that were told, and not yet that their prompts are there."""
+        self._ended: list[Lease] = []
+        """Of those: what became of them has to be told."""
         self._good = 0
         """Slots that gave good answers since the last report."""
         self._sample = 0
@@ -66,14 +74,6 @@ class Outbox:
         """Leases whose prompt has got a second chain."""
         self._timer: asyncio.TimerHandle | None = None
         self._repeat: asyncio.TimerHandle | None = None
-        self._tell: dict[type[Event], Callable[[Any], None]] = {
-            FirstToken: self._first_token,
-            Finished: self._finished,
-            Failed: self._failed,
-            PrefillDone: self._prefill_done,
-            PromptTokens: self._prompt_tokens,
-            ResponseStored: self._response_stored,
-        }
 
     def start(self, router: Router) -> None:
         """From now on, `router` is what is told of."""
@@ -93,33 +93,51 @@ class Outbox:
         """A request has its plan: its prompt is on its way to a pod."""
         if self._journal is not None:
             self._journal.routed(request, outcome, now)
-        if not isinstance(outcome, RoutePlan) or self._router is None:
+        router = self._router
+        if router is None or not isinstance(outcome, RoutePlan):
             return
-        lease = self._router.lease(outcome.lease_id)
+        lease = router.lease(outcome.lease_id)
         if lease is None:
             return
-        slot, prefill = lease.pod.slot, _prefill_slot(lease)
         prompt = lease.prompt
         if prompt.blocks:
-            self._records += records.routed(lease.id, slot, prefill, prompt.chain)
-            if prompt.spare is not None:
-                self._records += records.routed(lease.id, slot, prefill, prompt.spare)
+            self._routed.append(lease)
             if not self._sample and prompt.units > 0.0 and prompt.ratio is not None:
                 self._sample, self._sample_model = lease.id, request.model
         if request.session_key is not None:
-            self._sessions[lease.id] = (request.tenant, request.session_key)
+            key = (request.tenant, request.session_key)
+            self._sessions[lease.id] = key
             self._records += records.session(
-                request.tenant, request.session_key, slot, prefill, 0.0
+                key[0], key[1], lease.pod.slot, _prefill_slot(lease), 0.0
             )
-        self._soon()
+        if self._timer is None:
+            self._soon()
+        elif len(self._routed) >= FULL_LEASES:
+            self.flush()
 
     def observed(self, event: Event, now: float) -> None:
         """A fact; those of leases and answers are for the others, too."""
         if self._journal is not None:
             self._journal.observed(event, now)
-        tell = self._tell.get(type(event))
-        if tell is not None and self._router is not None:
-            tell(event)
+        router = self._router
+        if router is None:
+            return
+        # Looked at before the Router takes it in: the lease is still there.
+        if isinstance(event, Finished):
+            lease = router.lease(event.lease_id)
+            if lease is not None:
+                self._finished(event, lease)
+        elif isinstance(event, FirstToken):
+            lease = router.lease(event.lease_id)
+            if lease is not None and not lease.confirmed and lease.id in self._told:
+                self._ended.append(lease)
+        elif isinstance(event, Failed):
+            lease = router.lease(event.lease_id)
+            if lease is not None:
+                self._failed(event, lease)
+        elif not self._told_rarely(event, router):
+            return
+        if self._timer is None:
             self._soon()
 
     def ticked(self, now: float) -> None:
@@ -127,82 +145,65 @@ class Outbox:
         if self._journal is not None:
             self._journal.ticked(now)
 
-    # --- facts; each is looked at before the Router takes it in -------------------------------
+    # --- facts -------------------------------------------------------------------------------
 
-    def _lease(self, lease_id: int) -> Lease | None:
-        return None if self._router is None else self._router.lease(lease_id)
-
-    def _first_token(self, event: FirstToken) -> None:
-        lease = self._lease(event.lease_id)
-        if lease is not None and not lease.confirmed and lease.prompt.blocks:
-            self._records += records.settled(lease.id)
-
-    def _prefill_done(self, event: PrefillDone) -> None:
-        lease = self._lease(event.lease_id)
-        if lease is not None and not lease.prefilled and lease.prompt.blocks:
-            self._records += records.prefilled(lease.id)
-
-    def _finished(self, event: Finished) -> None:
-        lease = self._lease(event.lease_id)
-        if lease is None:
-            return
-        key = self._sessions.pop(lease.id, None)
-        slot, prompt = lease.pod.slot, lease.prompt
+    def _finished(self, event: Finished, lease: Lease) -> None:
+        slot, status = lease.pod.slot, event.status
+        is_good = 200 <= status < 300
+        if not lease.confirmed and lease.id in self._told:
+            self._ended.append(lease)
         if self._sample == lease.id:
             self._sample = 0
-            if event.prompt_tokens and 200 <= event.status < 300:
+            if is_good and event.prompt_tokens:
+                prompt = lease.prompt
                 self._records += records.learned(
                     self._sample_model, prompt.units, float(event.prompt_tokens), prompt.blocks
                 )
-        if not 200 <= event.status < 300:
-            self._ended_badly(lease)
-            if event.status in (429, 503):
-                self._records += records.bad(slot, Failure.REFUSED)
-            elif event.status >= 500:
-                self._records += records.bad(slot, Failure.SERVER_ERROR)
-            return
-        if not lease.confirmed and prompt.blocks:
-            self._records += records.settled(lease.id)
-        self._good |= 1 << slot
-        if key is not None and lease.work is _GENERATE and event.output_tokens:
-            self._records += records.session(
-                key[0], key[1], slot, _prefill_slot(lease), float(event.output_tokens)
-            )
+        if is_good:
+            self._good |= 1 << slot
+        elif status in (429, 503):
+            self._records += records.bad(slot, Failure.REFUSED)
+        elif status >= 500:
+            self._records += records.bad(slot, Failure.SERVER_ERROR)
+        if self._sessions:
+            key = self._sessions.pop(lease.id, None)
+            if key is not None and is_good and lease.work is _GENERATE and event.output_tokens:
+                self._records += records.session(
+                    key[0], key[1], slot, _prefill_slot(lease), float(event.output_tokens)
+                )
 
-    def _failed(self, event: Failed) -> None:
-        lease = self._lease(event.lease_id)
-        if lease is None:
-            return
+    def _failed(self, event: Failed, lease: Lease) -> None:
         self._sessions.pop(lease.id, None)
         if self._sample == lease.id:
             self._sample = 0
-        self._ended_badly(lease)
+        if not lease.confirmed and lease.id in self._told:
+            self._ended.append(lease)
         pod = lease.prefill if event.leg == "prefill" else lease.pod
         if pod is not None and event.failure not in _NEUTRAL:
             self._records += records.bad(pod.slot, event.failure)
 
-    def _ended_badly(self, lease: Lease) -> None:
-        if lease.prompt.blocks and not lease.confirmed:
-            self._records += records.lost(lease.id)
-
-    def _prompt_tokens(self, event: PromptTokens) -> None:
-        self._late.append(event.lease_id)
-
-    def _response_stored(self, event: ResponseStored) -> None:
-        if self._router is not None:
-            names = self._router.pod_names()
+    def _told_rarely(self, event: Event, router: Router) -> bool:
+        """Whether there is something to tell."""
+        if isinstance(event, PrefillDone):
+            lease = router.lease(event.lease_id)
+            if lease is not None and not lease.prefilled and lease.id in self._told:
+                self._records += records.prefilled(lease.id)
+        elif isinstance(event, PromptTokens):
+            self._late.append(event.lease_id)
+        elif isinstance(event, ResponseStored):
+            names = router.pod_names()
             if event.pod_id in names:
                 self._records += records.kept(event.response_id, names.index(event.pod_id))
                 # The client may ask for it as soon as it has read it.
                 self._loop.call_soon(self.flush)
+        else:
+            return False
+        return True
 
     # --- reports -----------------------------------------------------------------------------
 
     def _soon(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(FLUSH_S, self.flush)
-        elif len(self._records) > FULL_BYTES:
-            self.flush()
+        self._timer = self._loop.call_later(FLUSH_S, self.flush)
 
     def _say_again(self) -> None:
         self._repeat = self._loop.call_later(REPEAT_S, self._say_again)
@@ -216,13 +217,9 @@ class Outbox:
         router = self._router
         if router is None:
             return
-        for lease_id in self._late:
-            lease = router.lease(lease_id)
-            if lease is not None and lease.prompt.spare is not None:
-                self._records += records.routed(
-                    lease_id, lease.pod.slot, _prefill_slot(lease), lease.prompt.spare
-                )
-        self._late.clear()
+        self._tell_late(router)
+        self._tell_routed(router)
+        self._tell_ended()
         good, slot = self._good, 0
         while good:
             if good & 1:
@@ -230,6 +227,53 @@ class Outbox:
             good >>= 1
             slot += 1
         self._good = 0
+        self._report(router)
+
+    def _tell_late(self, router: Router) -> None:
+        """Second chains of requests that were told before they had them."""
+        for lease_id in self._late:
+            lease = router.lease(lease_id)
+            spare = None if lease is None else lease.prompt.spare
+            if lease is None or spare is None:
+                continue
+            if lease.id in self._told:
+                self._records += records.routed(
+                    lease.id, lease.pod.slot, _prefill_slot(lease), spare
+                )
+            elif lease.confirmed:
+                self._records += records.held(lease.pod.slot, _prefill_slot(lease), spare)
+        self._late.clear()
+
+    def _tell_routed(self, router: Router) -> None:
+        """By now some are prefilled, and some have failed and left nothing to tell."""
+        for lease in self._routed:
+            prompt, slot = lease.prompt, lease.pod.slot
+            prefill = records.NO_SLOT if lease.prefill is None else lease.prefill.slot
+            if lease.confirmed:
+                self._records += records.held(slot, prefill, prompt.chain)
+                if prompt.spare is not None:
+                    self._records += records.held(slot, prefill, prompt.spare)
+            elif router.lease(lease.id) is not None:
+                self._told.add(lease.id)
+                self._records += records.routed(lease.id, slot, prefill, prompt.chain)
+                if prompt.spare is not None:
+                    self._records += records.routed(lease.id, slot, prefill, prompt.spare)
+                if lease.prefilled:
+                    self._records += records.prefilled(lease.id)
+            if len(self._records) > FULL_BYTES:
+                self._report(router)
+        self._routed.clear()
+
+    def _tell_ended(self) -> None:
+        for lease in self._ended:
+            if lease.id in self._told:
+                self._told.discard(lease.id)
+                self._records += (
+                    records.settled(lease.id) if lease.confirmed else records.lost(lease.id)
+                )
+        self._ended.clear()
+
+    def _report(self, router: Router) -> None:
         facts = router.facts(self._loop.time(), self.name)
         report = Report(
             self.name, router.pod_names(), facts.pods, facts.roles, bytes(self._records)

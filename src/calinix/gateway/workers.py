@@ -104,8 +104,9 @@ class Workers:
         """Lets each end what it has under way; none outlives the drain by more than LATE_S."""
         self._stopping.set()
         self._tell_to_stop(b"")
-        done, late = await asyncio.wait(self._tasks, timeout=self.drain_s + LATE_S)
-        del done
+        late: set[asyncio.Task[None]] = set()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=self.drain_s + LATE_S)
         if late:
             log.error("workers_killed", reason="they did not end in time", count=len(late))
             await self.kill()
