@@ -20,7 +20,8 @@ PROMPT = "The same long beginning of a prompt. " * 40
 
 def workers(count: int, extra: dict[str, Any] | None = None) -> dict[str, Any]:
     """The config of so many."""
-    return merged({"gateway": {"workers": count}, "log": {"level": "info"}}, extra or {})
+    gateway = {"workers": count, "strategy": "cacheAware"}
+    return merged({"gateway": gateway, "log": {"level": "info"}}, extra or {})
 
 
 async def admin(served: kit.Serve, path: str, method: str = "GET") -> Any:
