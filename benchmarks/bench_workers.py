@@ -5,8 +5,9 @@
 hits     Cached prompt tokens over prompt tokens, as eight mock pods with bounded caches count
          them: 48 prefixes that do not all fit on one pod, sessions of three turns; 1, 2, 4 workers.
 bursts   64 equal prompts that nobody has seen, on 64 connections at once: the busiest pod's share.
-cpu      CPU of all processes per request, at the same rate of requests, 1 and 2 workers in turn on
-         one core; medians, and slices that others disturb are taken again.
+cpu      CPU of all processes per request, every worker under the same load: twice the requests and
+         connections for two of them. All on one core, one and two workers in turn; medians, and
+         slices that others disturb are taken again.
 ends     kill -9 of one of two workers under streams, then SIGTERM under streams.
 """
 
@@ -55,10 +56,10 @@ SLOW = PodFigures(prefill_tokens_per_s=20_000.0, token_delay_s=0.02, parallel=1)
 SHAPE = Shape(
     model="mock", prompt_tokens=1000, shared_prefix=0.8, prefixes=48, turns=3, max_tokens=8
 )
-CASES = {
-    "200 B prompts": ("-c", "32", "-n", "200", "-r", "6000"),
-    "32 KB prompts": ("-c", "32", "-n", "32768", "-r", "3000"),
-}
+CONNECTIONS = 32
+"""Of the load generator, for each worker."""
+CASES = {"200 B prompts": (200, 3000), "32 KB prompts": (32768, 1500)}
+"""(bytes, requests a second for each worker)"""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -159,9 +160,12 @@ def cpu(tools: Tools) -> list[Finding]:
         setup = new_setup(pods.ports, tools.folder / f"cpu-{len(list(tools.folder.iterdir()))}")
         with started(tools.children, gateway_of(tools, workers), setup, cores.proxy) as proxy:
             settled(setup, workers)
+            size, rate = CASES[name]
+            arguments = ["-n", str(size), "-c", str(CONNECTIONS * workers)]
+            arguments += ["-r", str(rate * workers)]
             return start_load(
                 tools.children, cores, tools.folder, setup.port,
-                seconds=1.5 if tools.quick else 2.0, warm_up_s=0.7, arguments=CASES[name],
+                seconds=1.5 if tools.quick else 2.0, warm_up_s=0.7, arguments=arguments,
                 watched=proxy.pids(), mock_pid=pods.child.pid,
             ).result()  # fmt: skip
 
