@@ -95,6 +95,14 @@ def source(name: str, text: str) -> Source:
     return Source(name, text, ast.parse(text) if is_python else ast.Module([], []))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def read_once() -> Iterator[None]:
+    """Millions of nodes of syntax trees are in nobody's way when this module's tests have run."""
+    yield
+    sources.cache_clear()
+    modules.cache_clear()
+
+
 @functools.cache
 def sources() -> tuple[Source, ...]:
     """Every text file of the project."""

@@ -123,6 +123,15 @@ def test_each_way_is_tried_again() -> None:
     assert ask(router, new_prompt(3), late_s).prefill is not None
 
 
+def test_no_long_prompt_is_a_trial() -> None:
+    """What would hold up a busy decode pod for long does not go there only to be measured."""
+    router = router_of(threshold=100_000)
+    for n in range(20):
+        router.observe(PrefillDone(ask(router, new_prompt(n), split=True).lease_id), 1.0)
+    assert ask(router, b"long" + 10 * PROMPT).prefill is not None
+    assert ask(router, new_prompt(99)).prefill is None
+
+
 def test_decode_pods_are_first_taken_for_prefill_pods() -> None:
     """Before a decode pod has prefilled anything, it is as fast as the prefill pods are."""
     router = router_of(0)

@@ -257,7 +257,7 @@ def test_a_cleared_cache_of_one_rank_leaves_the_others() -> None:
     assert router.pods()[0].blocks == 0
 
 
-@pytest.mark.parametrize("engine_size", [4, 8, 12, 16, 24, 32, 48])
+@pytest.mark.parametrize("engine_size", [1, 4, 8, 12, 16, 24, 32, 48])
 def test_blocks_of_other_sizes(engine_size: int) -> None:
     """Whatever an engine's block size, all whole blocks of ours in what it holds are believed."""
     router = told_router(block=16)
@@ -277,7 +277,7 @@ def test_blocks_of_other_sizes(engine_size: int) -> None:
     assert mirror.block_size == engine_size
 
 
-@pytest.mark.parametrize("engine_size", [4, 8, 12])
+@pytest.mark.parametrize("engine_size", [1, 4, 8, 12])
 def test_a_block_of_ours_goes_with_any_of_its_parts(engine_size: int) -> None:
     """Of the engine blocks that make up one of ours, each takes it away, whichever goes first."""
     tokens = list(range(48))
@@ -294,6 +294,26 @@ def test_a_block_of_ours_goes_with_any_of_its_parts(engine_size: int) -> None:
         engine.run([*tokens, 1])
         feed(engine, apply)
         assert believed(router, "single-0", tokens) == 3
+
+
+def test_many_forks_in_the_middle_of_a_block() -> None:
+    """Prompts that part inside one of our blocks: each goes alone, the stem takes the others."""
+    router = told_router(block=16)
+    engine, mirror = Engine(1000, 8), mirror_of(router, block=16)
+    apply = into(mirror)
+    stem = list(range(8))
+    prompts = [[*stem, *range(100 * fork, 100 * fork + 9)] for fork in range(1, 61)]
+    for prompt in prompts:
+        engine.run(prompt)
+        feed(engine, apply)
+    for prompt in prompts[::3]:
+        assert engine.drop(engine.names(prompt)[1])
+    feed(engine, apply)
+    for number, prompt in enumerate(prompts):
+        assert believed(router, "single-0", prompt) == (number % 3 > 0)
+    assert engine.drop(engine.names(stem)[0])
+    feed(engine, apply)
+    assert not any(believed(router, "single-0", prompt) for prompt in prompts)
 
 
 def test_events_tell_chains_that_join() -> None:

@@ -105,7 +105,7 @@ def test_fairness() -> None:
 @kit.on_loop
 async def test_a_closed_loop(stream: bool) -> None:
     """Forty requests, eight at a time: all answered, all counted, prefixes hit, times true."""
-    figures = PodFigures(delay_s=0.004, token_delay_s=0.004, parallel=8)
+    figures = PodFigures(delay_s=0.004, token_delay_s=0.012, parallel=8)
     async with MockPod(figures=figures) as pod:
         shape = Shape(model="", prompt_tokens=100, prefixes=2, max_tokens=5, stream=stream)
         summary = await run_load(pod.url + "/v1", shape, Plan(requests=40, concurrency=8))
@@ -115,12 +115,12 @@ async def test_a_closed_loop(stream: bool) -> None:
         assert summary.cached_token_ratio is not None
         assert 0.5 < summary.cached_token_ratio < 0.8
         assert summary.e2e is not None
-        assert summary.e2e.p50_ms > 15
+        assert summary.e2e.p50_ms > 50
         assert (summary.ttft is not None) == (summary.itl is not None) == stream
         if summary.itl is not None:
-            # Tokens that come in the read of the first one have no gap.
-            assert 100 < summary.itl.count <= 40 * 4
-            assert 3 < summary.itl.mean_ms < 20
+            # Tokens that come in the read of the first one have no gap: on a busy machine many.
+            assert 40 < summary.itl.count <= 40 * 4
+            assert 8 < summary.itl.mean_ms < 60
         names = {one.headers["x-calinix-session-key"] for one in pod.received}
         assert len(names) == 40
 

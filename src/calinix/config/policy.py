@@ -42,7 +42,7 @@ class Predictive(Base, frozen=True):
     attention_tokens: Factor = 0.0
     """Prompt length at which attention doubles what a token costs to prefill; 0: every token
     costs the same. A wrong value is worse than 0."""
-    queue_price: Factor = 1.0
+    queue_price: Factor = 0.5
     """What a second of prefill is taken to cost the requests behind it, in seconds per request
     that waits on the mean pod: the higher, the more a cached prefix is worth when the pool is
     busy."""

@@ -9,6 +9,8 @@ from calinix.core.state import State
 
 TRY_S = 60.0
 """A way that none went for so long is gone once, so that its seconds are measured ones."""
+TRY_TOKENS = 2048.0
+"""But no longer prompt is sent to a decode pod for that: it would hold up many answers."""
 
 
 def whole_on(state: State, prompt: Prompt) -> HostBitmap:
@@ -54,7 +56,7 @@ def is_whole_better(state: State, whole: Choice, first: Choice, second: Choice, 
     if alone is None or prefill is None or decode is None:
         return True
     whole.other_way_s, second.other_way_s = prefill + decode, alone
-    if now - state.whole_s > TRY_S:
+    if now - state.whole_s > TRY_S and whole.tokens <= TRY_TOKENS:
         is_better = True
     elif now - state.split_s > TRY_S:
         is_better = False

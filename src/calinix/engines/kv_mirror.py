@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+import msgspec
+
 from calinix.core.events import BlocksCleared, BlocksRemoved, BlocksStored, Event
 from calinix.core.kv import hash_bytes
 from calinix.engines.kv_events import AllCleared, KvEvent, RemovedBlocks, StoredBlocks
@@ -24,6 +26,7 @@ _COPIES = 0xFFFF
 _ERA_SHIFT = 80
 _FORGET_SHARE = 64
 """Beyond its limit a mirror forgets one in so many of its oldest blocks at once."""
+_FEW = 16
 _REMOVALS = 1024
 """Blocks of one event where a whole mirror is removed."""
 _FOUND_BY_REQUESTS = frozenset({None, "GPU", "gpu"})
@@ -49,25 +52,41 @@ class MirrorCounts:
         """Beyond the limit."""
 
 
-class _Odd:
-    """What is to know of an engine block that does not end exactly one of ours."""
+class _Odd(msgspec.Struct, gc=False):
+    """What is to know of an engine block that does not end exactly one of ours.
 
-    __slots__ = ("carried", "own", "parent", "pending", "seed", "users")
+    There may be very many, so garbage collection is not to visit them: they hold numbers only.
+    """
 
-    def __init__(
-        self, own: tuple[int, ...], pending: bytes, seed: int, parent: int, *, carried: bool
-    ):
-        self.own = own
-        """Our blocks that end in it."""
-        self.pending = pending
-        """Tokens behind the last of ours, as bytes."""
-        self.seed = seed
-        """First state of the chain, for as long as none of ours has ended."""
-        self.parent = parent
-        self.carried = carried
-        """`pending` begins before this block."""
-        self.users: set[int] | None = None
-        """Blocks in which something ends that begins here."""
+    own: tuple[int, ...]
+    """Our blocks that end in it."""
+    pending: bytes
+    """Tokens behind the last of ours."""
+    seed: int
+    """First state of the chain, for as long as none of ours has ended."""
+    parent: int
+    carried: bool
+    """`pending` begins before this block."""
+    users: tuple[int, ...] | dict[int, None] = ()
+    """Blocks in which something ends that begins here; seldom more than one."""
+
+    def used_by(self, key: int) -> None:
+        """Something ends in that block."""
+        users = self.users
+        if isinstance(users, dict):
+            users[key] = None
+        elif len(users) >= _FEW:
+            self.users = dict.fromkeys((*users, key))
+        elif key not in users:
+            self.users = (*users, key)
+
+    def unused_by(self, key: int) -> None:
+        """Nothing ends there any more."""
+        users = self.users
+        if isinstance(users, dict):
+            users.pop(key, None)
+        elif key in users:
+            self.users = tuple(user for user in users if user != key)
 
 
 class KvMirror:
@@ -268,8 +287,7 @@ class KvMirror:
                 self._odd[key] = odd
                 if own and was_carried:
                     for before in self._begun_in(parent):
-                        before.users = before.users or set()
-                        before.users.add(key)
+                        before.used_by(key)
             parent = key
 
     def _begun_in(self, key: int) -> Iterable[_Odd]:
@@ -356,9 +374,8 @@ class KvMirror:
             return ()
         if odd.own:
             for before in self._begun_in(odd.parent):
-                if before.users:
-                    before.users.discard(key)
-        return odd.users or ()
+                before.unused_by(key)
+        return odd.users
 
     def _own(self, key: int, packed: int) -> tuple[int, ...]:
         """Our blocks that end in a block of the engine."""
