@@ -64,9 +64,7 @@ class Planner:
         )
         lease.ahead = ahead
         if is_shared:
-            state.replicas.echo(pod.slot, lease.effort if prefill is None else 0.0)
-            if prefill is not None:
-                state.replicas.echo(prefill.slot, lease.effort)
+            self._echo(lease)
         if not request.streamed and ttft_s is not None and prefill is None:
             ledger.hide(lease, now + ttft_s)
         self._write_down(request, lease)
@@ -100,6 +98,13 @@ class Planner:
         shared = state.replicas.work
         ahead = state.ledger.loads.work[pod.slot] + effort
         return ahead if shared is None else ahead + shared[pod.slot]
+
+    def _echo(self, lease: Lease) -> None:
+        """Other workers of this gateway are taken to do the same, until they say what they did."""
+        replicas, prefill = self._state.replicas, lease.prefill
+        replicas.echo(lease.pod.slot, lease.effort if prefill is None else 0.0)
+        if prefill is not None:
+            replicas.echo(prefill.slot, lease.effort)
 
     def _write_down(self, request: RouteRequest, lease: Lease) -> None:
         """What a plan brings with it, beside its load."""
