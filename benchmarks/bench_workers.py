@@ -217,9 +217,10 @@ async def ends(tools: Tools) -> list[Finding]:
 
         before = (await state())["workers"]
         os.kill(before[0]["pid"], signal.SIGKILL)
+        coming_back = loop.create_task(_until(state, _restarted))
         whole = sum(await asyncio.gather(*(is_whole(*stream[:2]) for stream in begun)))
         lost = len(begun) - whole
-        came_back_s = await _until(state, _restarted)
+        came_back_s = await coming_back
         await _until(state, lambda one: bool(one["openLeases"] == 0))
         pods = msgspec.json.decode(
             (await loop.run_in_executor(None, get, setup.admin_port, "/admin/pods"))[1]
@@ -236,7 +237,7 @@ async def ends(tools: Tools) -> list[Finding]:
     return [
         Finding(
             "kill -9 of a worker",
-            f"{lost} of 32 streams lost, {on_it} were on it; back after {came_back_s:.1f} s, "
+            f"{lost} of 32 streams lost, {on_it} were on it; another after {came_back_s:.1f} s, "
             f"load left {load_left}",
             "only what was on it",
             lost == on_it and load_left == 0,
