@@ -244,11 +244,14 @@ def test_whole_chunks_are_passed_as_received() -> None:
 
 
 def test_extensions_are_not_passed_on() -> None:
-    """A chunk's extensions speak of one hop."""
+    """A chunk's extensions speak of one hop, short ones and those between plain chunks too."""
     client, wire = connect_pod()
     answer = Answer()
     client.send(REQUEST, answer)
     pod_of(wire).data_received(CHUNKED)
-    pod_of(wire).data_received(b"5;signature=abcdef\r\nhello\r\n")
-    pod_of(wire).data_received(b"5\r\nhello\r\n")
-    assert [wire for _, wire, _ in answer.parts] == [None, b"5\r\nhello\r\n"]
+    plain = b"5\r\nhello\r\n"
+    for size in (b"5;signature=abcdef", b"5;a=b", b"0000000005"):
+        pod_of(wire).data_received(size + b"\r\nhello\r\n")
+        pod_of(wire).data_received(plain * 2 + size + b"\r\nhello\r\n")
+    pod_of(wire).data_received(plain)
+    assert [wire for _, wire, _ in answer.parts] == [None] * 6 + [plain]

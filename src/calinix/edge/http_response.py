@@ -23,8 +23,6 @@ from calinix.edge.http_wire import HEAD_END
 
 MAX_INTERIM: Final = 8
 """1xx answers before the answer."""
-CHUNK_FRAMING_BYTES: Final = 12
-"""Size line and CRLFs of a chunk without extensions, at most (eight hex digits)."""
 
 _PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 """The second, of a 101, is not one of the first."""
@@ -151,7 +149,6 @@ class ResponseReader:
         self._interim = 0
         self._left = 0  # bytes of the body still to come, _CHUNKED or _UNTIL_EOF
         self._in_chunk = False
-        self._plain = True  # the last read held nothing but chunks without extensions
         self._at_boundary = False  # the last read ended where a chunk did
         self._idle_bytes = 0  # framing since the last byte of the body
         self._complete = False  # the parser's message is
@@ -208,8 +205,8 @@ class ResponseReader:
             self.body = b""
             self._read_head(data)
         elif self._left == _CHUNKED:
-            began_at_boundary = self._at_boundary
-            body = whole_chunks(data) if began_at_boundary else None
+            # Extensions are for this hop only: chunks that have any are framed anew.
+            body = whole_chunks(data) if self._at_boundary else None
             if body is not None:
                 # The parser is between chunks, as it would be had it seen them.
                 self.body = body
@@ -217,8 +214,6 @@ class ResponseReader:
                 self._idle_bytes = 0
                 return
             self._read_chunks(data)
-            if began_at_boundary and self._at_boundary and self._plain:
-                self.wire = data
         else:
             self._read_counted(data)
 
@@ -255,17 +250,10 @@ class ResponseReader:
                 self.fault = _reason_of(error)
         self.done = self._complete
         pieces = self._pieces
-        count = len(pieces)
-        self.body = body = pieces[0] if count == 1 else b"".join(pieces)
+        self.body = body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         # A part of a size line tells the parser nothing: only after a CRLF is it between chunks.
         self._at_boundary = not self._in_chunk and data[-1] == 10
-        # Extensions are for this hop only; the end and what follows a fault are not passed on.
-        self._plain = (
-            len(data) <= len(body) + CHUNK_FRAMING_BYTES * count
-            and not self.done
-            and self.fault is None
-        )
         if body:
             self._idle_bytes = 0
         elif not self.done:
