@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import MutableMapping
@@ -141,6 +142,8 @@ class Worker(App):
     def _on_lost(self, link: Link, why: str) -> None:  # noqa: ARG002
         if not self.stopping.is_set():
             log.error("supervisor_gone", reason=why)
+            # It cannot do so itself any more, and a configuration may hold keys.
+            shutil.rmtree(self._folder, ignore_errors=True)
             self.stopping.set()
 
 

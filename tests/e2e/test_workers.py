@@ -102,8 +102,11 @@ async def test_all_workers_serve_and_the_admin_speaks_for_all(tmp_path: Path) ->
         assert (await kit.http(served.admin_port, "GET", "/admin/config")).status == 200
         await drains_everywhere(served, pod)
         await reloads_everywhere(served, fleet.config(workers(2)))
-        served.send(SIGTERM)
-        assert await served.ended() == 0, served.output()
+        served.send(SIGKILL)
+        await served.ended()
+        await kit.until(
+            lambda: served.output().count('"stopped"') == 2, "workers end with their supervisor"
+        )
         assert "Traceback" not in served.output()
 
 
