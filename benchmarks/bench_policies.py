@@ -58,7 +58,6 @@ TABLES: tuple[tuple[str, float | None], ...] = (
     ("azure-conversation", None),
     ("seed-2p2d", None),
     ("stale-state", None),
-    ("slow-pod", None),
     ("heterogeneous-4p4d", None),
 )
 """(scenario, load) in which docs/strategies.md compares them."""
@@ -244,15 +243,8 @@ def merged(path: Path, results: dict[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return results
     before = msgspec.json.decode(path.read_bytes())
-    kept = (
-        set(before["parts"]) - set(results["parts"]) if before["seeds"] == results["seeds"] else ()
-    )
-    parts = {
-        name: (results if name in results["parts"] else before)["parts"][name]
-        for name in PARTS
-        if name in results["parts"] or name in kept
-    }
-    return results | {"parts": parts}
+    parts = before["parts"] | results["parts"]
+    return results | {"parts": {name: parts[name] for name in PARTS if name in parts}}
 
 
 def main() -> None:
@@ -299,9 +291,14 @@ def main() -> None:
                 verdict = "[green]holds[/]" if one["holds"] else "[bold red]does not hold[/]"
                 console.print(f"{one['what']}: {one['figure']} ({one['limit']}) {verdict}")
             machine = describe_machine()
-            parts[name] = {"machine": machine, "findings": found, "cells": list(used)}
+            parts[name] = {
+                "machine": machine,
+                "seeds": seeds,
+                "findings": found,
+                "cells": list(used),
+            }
     if arguments.json is not None:
-        results = {"benchmark": "policies", "method": __doc__, "seeds": seeds, "parts": parts}
+        results = {"benchmark": "policies", "method": __doc__, "parts": parts}
         write_json(arguments.json, merged(arguments.json, results))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calinix.config import DispatchUpstream, Health, PodGroup, Upstreams
+from calinix.config import CacheRegistry, DispatchUpstream, Health, PodGroup, Upstreams
 from calinix.core.events import PodDraining, ProbeFailed, RulesChanged
 from calinix.core.requests import RoutePlan
 from calinix.core.router import Router
@@ -17,7 +18,9 @@ BLOCK_TOKENS = 32.0
 """128 bytes, at first taken for four a token."""
 
 
-def router_of(threshold: int, decode: int = 2, **gateway: Any) -> Router:
+def router_of(
+    threshold: int, decode: int = 2, cache: CacheRegistry | None = None, **gateway: Any
+) -> Router:
     """Two prefill pods, so many decode pods, and this threshold."""
     config = make_config(prefill=2, decode=decode, **({"strategy": "cacheAware"} | gateway))
     group = DispatchUpstream(
@@ -25,7 +28,13 @@ def router_of(threshold: int, decode: int = 2, **gateway: Any) -> Router:
         PodGroup(pods("decode", decode)),
         prefill_threshold=threshold,
     )
-    return make_router(type(config)(Upstreams(dispatch=group), gateway=config.gateway))
+    return make_router(
+        type(config)(
+            Upstreams(dispatch=group),
+            gateway=config.gateway,
+            cache_registry=cache or CacheRegistry(),
+        )
+    )
 
 
 def is_whole(plan: RoutePlan) -> bool:
@@ -53,6 +62,14 @@ def test_short_prompts_skip_the_prefill_pod() -> None:
     assert not is_whole(ask(router, text(4, kind=1) + b"four"))
     finish(router, plan)
     assert [pod.prefill_tokens for pod in router.pods() if pod.id == plan.pod.id] == [0]
+
+
+@pytest.mark.parametrize("strategy", ["cacheAware", "predictive"])
+def test_sizes_alone_decide_where_no_cache_is_remembered(strategy: str) -> None:
+    """With the registry off, longer prompts are split and shorter ones are not."""
+    router = router_of(40, cache=CacheRegistry(enabled=False), strategy=strategy)
+    assert is_whole(ask(router, text(1)))
+    assert not is_whole(ask(router, text(20)))
 
 
 def test_a_cached_prompt_goes_whole_to_the_pod_that_holds_it() -> None:

@@ -15,6 +15,7 @@ from calinix.app import running_gateway
 from calinix.config import parse_config
 from calinix.core.events import ProbeSucceeded
 from calinix.errors import ConfigError
+from faultproxy import reserve_port
 from fleets import gateway_of, merged
 from gatewaykit import (
     CHAT,
@@ -58,22 +59,29 @@ async def test_seed() -> None:
 @kit.on_loop
 async def test_addresses() -> None:
     """Each port is open on its configured address and on no other."""
+    # Held on the other address, so that nobody else serves there meanwhile.
+    with reserve_port() as one, reserve_port() as two:
+        await addresses(one.getsockname()[1], two.getsockname()[1])
+
+
+async def addresses(port: int, admin_port: int) -> None:
+    """A gateway at these ports of addresses of its own."""
     async with raw_pod() as pod:
         ports = {
-            "gateway": {"host": "127.0.0.2", "port": 0},
-            "admin": {"host": "127.0.0.3", "port": 0},
+            "gateway": {"host": "127.0.0.2", "port": port},
+            "admin": {"host": "127.0.0.3", "port": admin_port},
         }
         text = yaml.safe_dump(merged(config_of(p=pod), ports))
         async with running_gateway(parse_config(text)) as app:
             assert app.admin is not None
             assert app.base_url == f"http://127.0.0.2:{app.server.port}"
             assert app.admin_url == f"http://127.0.0.3:{app.admin.port}"
-            for host, port in (("127.0.0.2", app.server.port), ("127.0.0.3", app.admin.port)):
-                _, writer = await asyncio.open_connection(host, port)
+            for host, at in (("127.0.0.2", port), ("127.0.0.3", admin_port)):
+                _, writer = await asyncio.open_connection(host, at)
                 writer.close()
                 await writer.wait_closed()
                 with pytest.raises(ConnectionRefusedError):
-                    await asyncio.open_connection("127.0.0.1", port)
+                    await asyncio.open_connection("127.0.0.1", at)
 
 
 @pytest.mark.parametrize(("from_user", "targets"), [(True, 1), (False, 2)])

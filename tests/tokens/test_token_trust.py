@@ -66,7 +66,7 @@ async def test_pods_with_other_tokens_are_not_believed(
             "bad": {"url": bad.url, "models": ["x", "both"]},
         }
         with structlog.testing.capture_logs() as logs:
-            async with gateway_of(of_tokens(folder, pods, checkMs=30)) as app:
+            async with gateway_of(of_tokens(folder, pods, checkMs=30, waitMs=10_000)) as app:
                 await checked(app, "good", "bad")
                 assert await agreement(app, "bad", "chat") == 0
                 assert await agreement(app, "bad", "completions") == 1

@@ -24,8 +24,10 @@ def whole_on(state: State, prompt: Prompt) -> HostBitmap:
     decode = table.roles["decode"]
     if prompt.tokens <= threshold:
         return decode
+    if not prompt.blocks:
+        return 0
     lacking = (prompt.tokens - threshold) / prompt.block_tokens
-    if not prompt.blocks or lacking > prompt.cap_blocks:
+    if lacking > prompt.cap_blocks:
         return 0
     among = table.slot_set(decode & ~state.health.silent)
     depths, deepest = state.registry.held(prompt.chain, among.slots)
