@@ -608,7 +608,7 @@ class HttpServer:
             with listener, contextlib.suppress(OSError):  # nobody waits any more
                 while len(taken) < BACKLOG:
                     taken.append(listener.accept()[0])
-        await asyncio.gather(*(self._adopt_taken(one) for one in taken), return_exceptions=True)
+        await asyncio.gather(*[self._adopt_taken(one) for one in taken], return_exceptions=True)
 
     async def _adopt_taken(self, client: socket.socket) -> None:
         await self.loop.connect_accepted_socket(
