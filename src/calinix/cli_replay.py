@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, get_args
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -14,6 +13,8 @@ from rich.table import Table
 from calinix import __version__
 from calinix.config import Strategy, StrategyName
 from calinix.edge.journal import JournalError, JournalReader, Planned
+from calinix.errors import ConfigError
+from calinix.sim.commands import write_json
 from calinix.sim.journal_replay import Difference, Picks, Replay, Replayed
 
 _SHOWN = 5
@@ -42,11 +43,14 @@ def replay(
     except JournalError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
+    except ConfigError as error:
+        typer.echo(f"{journal}:1: {error}", err=True)
+        raise typer.Exit(2) from None
     except OSError as error:
         raise typer.BadParameter(f"{journal}: {error.strerror}") from None
     _show(console, found)
     if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        write_json(json, found)
     if not found.other and not found.holds:
         raise typer.Exit(1)
 

@@ -28,7 +28,7 @@ def simulate(
     ] = "predictive,powerOfTwo",
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Runs of each.")] = 1,
     load: Annotated[
-        float | None, typer.Option(min=1e-6, help="Times the workload's own rate.")
+        float | None, typer.Option(min=1e-6, max=1e6, help="Times the workload's own rate.")
     ] = None,
     pods: Annotated[int | None, typer.Option(min=1, max=4096, help="Pods in all.")] = None,
     set_: Annotated[

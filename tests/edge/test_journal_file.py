@@ -144,7 +144,18 @@ def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes) -> None:
     assert CliRunner().invoke(app, ["replay", str(path)]).exit_code == 2
 
 
-@pytest.mark.parametrize("line", ['{"call":"route"}', '{"call":"observe","atS":1.0,"event":{}}'])
+STORED = '{"type":"BlocksStored","pod_id":"single-0","parent":null,"blocks":[%s]}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"call":"route"}',
+        '{"call":"observe","atS":1.0,"event":{}}',
+        '{"call":"observe","atS":1.0,"event":' + STORED % "-1" + "}",
+        '{"call":"observe","atS":1.0,"event":' + STORED % 2**64 + "}",
+    ],
+)
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     """The number of the line is in the error."""
     path = tmp_path / "journal.jsonl"
@@ -153,6 +164,21 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path.write_text("\n".join([lines[0], line]) + "\n")
     with pytest.raises(JournalError, match=":2:"):
         replayed(path)
+
+
+@pytest.mark.parametrize(
+    ("was", "damaged"), [('"port":8080', '"port":"x"'), ('"maxPods":256', '"maxPods":1')]
+)
+def test_a_damaged_configuration_is_told(tmp_path: Path, was: str, damaged: str) -> None:
+    """A first line whose configuration cannot be: an error that says so, and an end with 2."""
+    path = tmp_path / "journal.jsonl"
+    recorded(path, 0)
+    text = path.read_text()
+    assert was in text
+    path.write_text(text.replace(was, damaged, 1))
+    result = CliRunner().invoke(app, ["replay", str(path)])
+    assert result.exit_code == 2
+    assert "journal.jsonl:1: " in result.output
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_what_was_refused_then_holds_nothing_now(tmp_path: Path) -> None:
     assert replay.router.open_leases() == 0
 
 
+def test_figures_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    """The command says why, and ends with 1, without a traceback."""
+    path = tmp_path / "journal.jsonl"
+    recorded(path, 5)
+    result = CliRunner().invoke(app, ["replay", str(path), "--json", str(tmp_path / "no" / "f")])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert "cannot write" in result.output
+
+
 def test_an_unknown_strategy_is_refused(tmp_path: Path) -> None:
     """The command names those that there are."""
     path = tmp_path / "journal.jsonl"

@@ -152,6 +152,7 @@ def test_the_page_names_every_scenario_and_baseline() -> None:
         (("seed-2p2d", "--set", "gateway"), "is not KEY=VALUE"),
         (("seed-2p2d", "--set", "gateway.seed=[1"), "is no value"),
         (("seed-2p2d", "--strategy", "random:nothing=1"), "nothing"),
+        (("seed-2p2d", "--load", "inf"), "--load"),
     ],
 )
 def test_what_is_not_understood_is_refused(arguments: tuple[str, ...], said: str) -> None:

@@ -24,7 +24,7 @@ from calinix import __version__
 from calinix.config import Config, Log, Mode
 from calinix.config.fields import SECRET_KEYS
 from calinix.core import events
-from calinix.core.events import Event, PodAdded
+from calinix.core.events import BlocksRemoved, BlocksStored, Event, PodAdded
 from calinix.core.requests import Refusal, RoutePlan, RouteRequest, Work
 from calinix.errors import CalinixError, ConfigError
 
@@ -283,10 +283,13 @@ class JournalReader:
         self.read_bytes = 0
         try:
             self.opened = self._first()
+            self.config = msgspec.convert(self.opened.config, Config)
+        except msgspec.MsgspecError as error:
+            self.close()
+            raise JournalError(f"{path}:1: not a configuration of this version: {error}") from error
         except JournalError:
             self.close()
             raise
-        self.config = msgspec.convert(self.opened.config, Config)
 
     def __iter__(self) -> Iterator[Call]:
         """The calls, in order; a last line that was cut off is left out."""
@@ -321,12 +324,21 @@ class JournalReader:
             line = _lines.decode(data)
             if isinstance(line, Observed):
                 event = msgspec.convert(_texts(line.event, _read), EVENTS)
+                _check_blocks(event)
                 return msgspec.structs.replace(line, event=event)
             if isinstance(line, Routed):
                 return msgspec.structs.replace(line, request=_texts_of(line.request, _read))
         except msgspec.MsgspecError as error:
             raise JournalError(f"{self._path}:{number}: no line of a journal: {error}") from error
         return line
+
+
+def _check_blocks(event: Event) -> None:
+    """Raises ValidationError for blocks that are no hashes."""
+    if isinstance(event, BlocksStored | BlocksRemoved):
+        parent = event.parent if isinstance(event, BlocksStored) else None
+        if not all(0 <= block < 1 << 64 for block in (*event.blocks, parent or 0)):
+            raise msgspec.ValidationError("a block is not an unsigned number of 64 bits")
 
 
 def _encoded(line: Line) -> bytes:

@@ -228,13 +228,19 @@ def load_command(
         raise typer.Exit(1) from None
     console.print(tables(summary))
     if json is not None:
-        _write(json, {"url": url, "seed": seed, "shape": shape, "plan": plan, "summary": summary})
+        figures = {"url": url, "seed": seed, "shape": shape, "plan": plan, "summary": summary}
+        write_json(json, figures)
     if summary.requests == sum(summary.errors.values()):
         raise typer.Exit(1)
 
 
-def _write(path: Path, record: dict[str, object]) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+def write_json(path: Path, record: object) -> None:
+    """Writes a command's figures; where that cannot be, it says so and ends with 1."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    except OSError as error:
+        typer.echo(f"cannot write: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def _run_with_progress(
