@@ -33,6 +33,7 @@ from calinix.core.router import Router
 from calinix.engines.kv_events import Dialect, Message
 from calinix.engines.kv_names import Namespaces
 from calinix.engines.kv_pod import KvPod, KvPodSettings
+from harness.findings import Finding
 from harness.kv_requests import LOADS, STORM_PER_S, Slice, storms
 from harness.kv_storm import BLOCK_TOKENS, EVENT_BLOCKS, POD_BLOCKS, Pod
 from harness.machine import BENCHMARKS, describe_machine, write_json
@@ -53,16 +54,6 @@ class Figure(msgspec.Struct, frozen=True):
 
     best: float
     median: float
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that must hold, with the figures it was judged by."""
-
-    what: str
-    figure: str
-    limit: str
-    holds: bool | None
-    """None: the machine was too noisy to tell."""
 
 
 def _told(pods: int) -> list[KvPod]:

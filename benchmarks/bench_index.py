@@ -26,6 +26,7 @@ from rich.table import Table
 
 from calinix.core import hashing, kv, registry
 from calinix.core.hashing import Chain
+from harness.findings import Finding
 from harness.machine import BENCHMARKS, describe_machine, write_json
 from harness.tables import new_console
 
@@ -39,16 +40,6 @@ MIN_STORES_PER_S = 3_000_000.0
 MAX_HASH_US, MAX_ROUTE_US, MAX_DEPTHS_US, MAX_PAUSE_MS = 6.0, 15.0, 1.5, 2.0
 NOISY = 1.25
 """When the median round takes this many times the best one, a missed limit proves nothing."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that must hold, with the figures it was judged by."""
-
-    what: str
-    figure: str
-    limit: str
-    holds: bool | None
-    """None: the machine was too noisy to tell."""
 
 
 class Figure(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from harness.contenders import Setup, calinix_contender, new_setup, started
+from harness.findings import Finding
 from harness.machine import BENCHMARKS, Cores, choose_cores, describe_machine, write_json
 from harness.processes import BenchmarkError, Child, Children, get, rss_mb, runqueue_wait_s
 from harness.tables import new_console
@@ -70,16 +71,6 @@ class Sample(msgspec.Struct, frozen=True):
     at_s: float
     requests: int
     rss_mb: float
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that must hold, with the figures it was judged by."""
-
-    what: str
-    figure: str
-    limit: str
-    holds: bool | None
-    """None: the machine was too noisy to tell."""
 
 
 class Mirror(msgspec.Struct, frozen=True, rename="camel"):

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.contenders import calinix_contender, new_setup, started
+from harness.findings import Finding
 from harness.kv_requests import STORM_PER_S, publish, stored
 from harness.kv_storm import BLOCK_TOKENS, POD_BLOCKS
 from harness.machine import BENCHMARKS, choose_cores, describe_machine, free_port, write_json
@@ -43,16 +44,6 @@ LEAST_SAMPLES = 12
 LEASES_S = 5.0
 OTHERS = 0.5
 """Cores that somebody else used meanwhile: from there on latencies prove nothing."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that must hold, with the figures it was judged by."""
-
-    what: str
-    figure: str
-    limit: str
-    holds: bool | None
-    """None: the machine was too noisy to tell."""
 
 
 class Seen(msgspec.Struct, frozen=True):

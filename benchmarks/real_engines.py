@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from harness.findings import Finding
 from harness.machine import BENCHMARKS, describe_machine, write_json
 from harness.processes import BenchmarkError, Child, Children
 from harness.tables import new_console
@@ -55,15 +56,6 @@ CLIENTS = 4
 BLOCKS = 160
 MIN_COMPARED, MIN_EVICTED = 500, 50
 MIN_HITS, MIN_EQUAL, MIN_NEAR = 0.60, 0.99, 0.90
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that must hold, with the figures it was judged by."""
-
-    what: str
-    figure: str
-    limit: str
-    holds: bool
 
 
 class Report(msgspec.Struct, frozen=True):

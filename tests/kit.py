@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import importlib.util
 import re
 import signal
 import socket
@@ -47,6 +48,21 @@ def run(main: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
         assert not unhandled, unhandled
         assert not left, left
     return result
+
+
+def program(path: Path) -> Any:
+    """A program that is no part of a package, as a module; beside it, it finds what it imports."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
 
 
 def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -119,6 +119,15 @@ def test_nothing_to_note() -> None:
         ("gateway: {sessionFromUser: true}\n", "gateway.sessionFromUser"),
         ("cacheRegistry: {enabled: false}\n", "cacheRegistry.enabled"),
         ("admin: {host: 0.0.0.0}\n", "admin.host"),
+        ("gateway: {strategy: {single: {cache: 1}}}\n", "gateway.strategy.single has no effect"),
+        (
+            "gateway: {strategy: {name: cacheAware, predictive: {crowding: 1}}}\n",
+            "gateway.strategy.predictive has no effect",
+        ),
+        (
+            "gateway: {strategy: weightedRoundRobin}\ncontroller: {enabled: false}\n",
+            "controller.enabled",
+        ),
     ],
 )
 def test_what_is_allowed_but_worth_knowing(text: str, word: str) -> None:

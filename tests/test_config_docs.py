@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 import yaml
 
+import kit
 from calinix.config import (
     BLOCK_SIZES,
     Config,
@@ -30,14 +30,7 @@ PAGE = ROOT / "docs" / "configuration.md"
 
 def renderer() -> Any:
     """docs/render_configuration.py, which is a program and no part of a package."""
-    spec = importlib.util.spec_from_file_location(
-        "render_configuration", ROOT / "docs" / "render_configuration.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return kit.program(ROOT / "docs" / "render_configuration.py")
 
 
 def leaves(node: object, path: str = "") -> set[str]:

@@ -17,6 +17,7 @@ POD = "upstreams: {single: {pods: [{id: p, url: 'http://p:1', kvEvents: {%s}}]}}
         (POD % "endpoint: 'http://p:5557'", "kvEvents.endpoint", "expected tcp://host:port or"),
         (POD % "endpoint: 'tcp://p'", "kvEvents.endpoint", "expected tcp://host:port or"),
         (POD % "replayEndpoint: 'tcp://p:5'", "kvEvents.replayEndpoint", "found neither"),
+        (POD % "endpoint: 'tcp://*:5557'", "kvEvents.endpoint", "expected the pod's address"),
         (POD % "endpoint: 'ipc://x', ranks: 2", "kvEvents.endpoint", "expected tcp for ranks"),
         (POD % "endpoint: 'tcp://p:65535', ranks: 2", "kvEvents.endpoint", "up to 65535 for 2"),
         (POD % "endpoint: 'tcp://p:99999'", "kvEvents.endpoint", "up to 65535 for 1 ranks"),

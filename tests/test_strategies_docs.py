@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+import kit
 from calinix.config import Predictive, StrategyName
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,14 +18,7 @@ PAGE = (ROOT / "docs" / "strategies.md").read_text("utf-8")
 
 def renderer() -> Any:
     """docs/render_strategies.py, which is a program and no part of a package."""
-    spec = importlib.util.spec_from_file_location(
-        "render_strategies", ROOT / "docs" / "render_strategies.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return kit.program(ROOT / "docs" / "render_strategies.py")
 
 
 def test_the_tables_are_the_figures_of_the_last_run() -> None:

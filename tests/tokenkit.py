@@ -102,6 +102,14 @@ async def outcomes(app: App) -> dict[str, int]:
     return {outcome: count for outcome, count in counts.items() if count}
 
 
+async def verdicts(app: App) -> dict[str, int]:
+    """The same, whether in the loop or by a thread: that is a matter of how busy the machine is."""
+    found = await outcomes(app)
+    if "waited" in found:
+        found["tokens"] = found.get("tokens", 0) + found.pop("waited")
+    return found
+
+
 async def agreement(app: App, pod: str, kind: str) -> float | None:
     """The gauge of a pod; None: it is not there."""
     name, labels = "calinix_pod_tokens_agree", {"pod_id": pod, "kind": kind}

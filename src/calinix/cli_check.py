@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from calinix.cli_tokens import token_notes
-from calinix.config import Config, expanded, json_schema, load_config
+from calinix.config import Config, Strategy, effective, expanded, json_schema, load_config
 from calinix.core.kv import COMPILED
 from calinix.edge.kv_settings import clears_only
 from calinix.errors import ConfigError
@@ -20,6 +20,9 @@ from calinix.gateway import proxy
 from calinix.gateway.upstreams import pods_by_role
 
 DEFAULT_CONFIG = Path("./config.yaml")
+
+UNWEIGHTED = {"weightedRoundRobin": "roundRobin", "weightedPowerOfTwo": "powerOfTwo"}
+"""What strategies are where the controller weighs nothing."""
 
 
 def check(
@@ -64,6 +67,7 @@ def notes(config: Config, *, compiled: bool, interpreted: bool = False) -> list[
         found.append("upstreams.dispatch.protocol is plain: only for engines that share a KV store")
     if gateway.tokenizer == "words":
         found.append("gateway.tokenizer is words: slower than bytes, which is the default")
+    found += _strategy_notes(config)
     found += _kv_notes(config)
     if not config.cache_registry.enabled:
         found.append("cacheRegistry.enabled is false: no prompt is ever believed cached")
@@ -73,6 +77,29 @@ def notes(config: Config, *, compiled: bool, interpreted: bool = False) -> list[
         found.append("gateway.sessionFromUser: one `user` for all requests sends all to one pod")
     if not upstreams.tls.verify:
         found.append("upstreams.tls.verify is false: any certificate of a pod is accepted")
+    return found
+
+
+def _strategy_notes(config: Config) -> list[str]:
+    """Settings that the chosen strategy does not read."""
+    strategy, plain = effective(config).gateway.strategy, Strategy()
+    assert isinstance(strategy, Strategy)
+    found = []
+    for owner, keys in (
+        ("cacheAware", ("single", "prefill", "decode", "imbalance")),
+        ("predictive", ("predictive",)),
+    ):
+        if strategy.name != owner:
+            found += [
+                f"gateway.strategy.{key} has no effect: {owner} reads it, and gateway.strategy "
+                f"is {strategy.name}"
+                for key in keys
+                if getattr(strategy, key) != getattr(plain, key)
+            ]
+    if strategy.name in UNWEIGHTED and not config.controller.enabled:
+        found.append(
+            f"controller.enabled is false: {strategy.name} is then {UNWEIGHTED[strategy.name]}"
+        )
     return found
 
 

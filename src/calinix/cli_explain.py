@@ -83,7 +83,8 @@ def _route(
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}") from None
     except BadRequest as error:
-        raise typer.BadParameter(f"{path}: {error.message}") from None
+        hint = "; a body of another path needs --path" if error.param else ""
+        raise typer.BadParameter(f"{path}: {error.message}{hint}") from None
     ids = None if ids_of is None or body.prompt_is_tokens else ids_of(endpoint, raw)
     return router.route(
         RouteRequest(

@@ -146,11 +146,11 @@ def _table(outcomes: list[Outcome]) -> Table:
     if many > 1:
         title += f", mean of {many} seeds"
     table = Table(title=title, box=None, padding=(0, 1, 0, 0))
-    table.add_column("strategy", overflow="fold", min_width=18)
+    table.add_column("strategy", overflow="fold", min_width=12)  # figures are never cut off
     for said, unit, _ in COLUMNS.values():
         first, _, second = said.partition(" ")
         heading = f"{first}\n{' '.join(filter(None, (second, unit)))}"
-        table.add_column(heading, justify="right", no_wrap=True, min_width=5)
+        table.add_column(heading, justify="right", no_wrap=True, min_width=4)
     for strategy, fields in by_strategy.items():
         cells = []
         for name in COLUMNS:

@@ -83,7 +83,8 @@ def _show(console: Console, found: Replayed) -> None:
     if found.version != __version__:
         console.print(f"[yellow]written by calinix {found.version}, this is {__version__}[/yellow]")
     if found.ending is None:
-        console.print("[yellow]the journal has no end: its process died; read up to there[/yellow]")
+        why = "its process died, or still writes; read up to there"
+        console.print(f"[yellow]the journal has no end: {why}[/yellow]")
     elif found.ending == "full":
         console.print("[yellow]the journal ends at its bound, log.journalMaxBytes[/yellow]")
     if found.other:

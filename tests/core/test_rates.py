@@ -140,6 +140,42 @@ def test_an_overdue_first_token_slows_a_pod_down() -> None:
     assert rates.pace(pod) < 1.1 * before
 
 
+def serve(rates: PrefillRates, pods: list[Pod], rounds: int) -> None:
+    """So many requests for each of these pods, each at 2000 tokens a second."""
+    for number in range(rounds):
+        for pod in pods:
+            rates.learn(pod, 1000, float(number), number + 0.5)
+        rates.refresh([0, 1, 2])
+
+
+def test_a_pod_that_is_avoided_gets_another_try() -> None:
+    """What was slow at first and is avoided since is taken to be as the others after a while."""
+    (slow, *others), rates = table_of(3)
+    for number in range(10):
+        rates.learn(slow, 1000, 10.0 * number, 10.0 * number + 5.0)
+    serve(rates, others, 30)
+    assert rates.pace(slow) > 5 * rates.pace(others[0])
+    serve(rates, others, 500)
+    assert rates.pace(slow) == pytest.approx(rates.pace(others[0]), rel=0.01)
+    rates.learn(slow, 1000, 600.0, 600.5)
+    rates.refresh([0, 1, 2])
+    assert rates.pace(slow) == pytest.approx(rates.pace(others[0]), rel=0.01)
+
+
+def test_a_pool_that_rests_forgets_nothing() -> None:
+    """Where no pod is asked no pod is avoided."""
+    pods, rates = table_of(3)
+    for number in range(50):
+        rates.learn(pods[0], 1000, float(number), number + 0.9)
+        rates.learn(pods[1], 1000, float(number), number + 0.1)
+    rates.refresh([0, 1, 2])
+    before = [rates.pace(pod) for pod in pods]
+    assert before[0] > 2 * before[1]
+    for _ in range(10_000):
+        rates.refresh([0, 1, 2])
+    assert [rates.pace(pod) for pod in pods] == before
+
+
 def test_what_other_replicas_measured_counts() -> None:
     """Sums of others go with the own ones; what nobody here has measured is theirs."""
     table, rates = table_of(2)

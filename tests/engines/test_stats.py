@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,16 @@ def test_damaged_pages_raise_nothing(noise: bytes, place: int) -> None:
     """Bytes in the middle of a page may lose figures, never more."""
     stats = read_stats(RANKS[:place] + noise + RANKS[place:])
     assert stats.kv_usage is None or 0.0 <= stats.kv_usage <= 1.0
+
+
+@pytest.mark.parametrize("run", [b"a", b'a="', b'a="\\"', b"a="])
+def test_garbage_in_the_place_of_labels_costs_no_time(run: bytes) -> None:
+    """A line as long as may be, of anything: read once through, not once for each of its bytes."""
+    garbage = run * ((MAX_LINE_BYTES - 64) // len(run))
+    page = b"vllm:num_requests_running{%b} 1\n" % garbage
+    began = time.process_time()
+    assert read_stats(page).engine == "vllm"
+    assert time.process_time() - began < 1.0
 
 
 def test_memory_is_bounded() -> None:

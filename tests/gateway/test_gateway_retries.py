@@ -54,11 +54,11 @@ async def hang_up(served: Served) -> None:
 
 def after_the_first(script: Script) -> Script:
     """A script: each connection's first request is answered, the next one meets `script`."""
-    seen: set[int] = set()
+    seen: set[asyncio.StreamWriter] = set()
 
     async def both(served: Served) -> None:
-        known = id(served.writer) in seen
-        seen.add(id(served.writer))
+        known = served.writer in seen
+        seen.add(served.writer)
         await (script if known else whole_answer)(served)
 
     return both

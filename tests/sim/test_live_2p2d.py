@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +17,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "live_2p2d.py"
 @pytest.fixture(scope="module")
 def program() -> Any:
     """The program as a module."""
-    spec = importlib.util.spec_from_file_location("live_2p2d", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(PROGRAM.parent))
-    sys.modules["live_2p2d"] = module
-    spec.loader.exec_module(module)
-    sys.path.remove(str(PROGRAM.parent))
-    return module
+    return kit.program(PROGRAM)
 
 
 def row(strategy: str, ttft_s: float, e2e_s: float) -> Row:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calinix.core.pods import Role
@@ -126,6 +126,7 @@ def test_balance_is_that_of_the_worst_role() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=30))
+@example([2.4e-159, 2.4e-159])
 def test_jains_index_is_between_one_over_n_and_one(work: list[float]) -> None:
     """Whatever the work; and 1 for none at all."""
     index = jain_index(np.array(work))

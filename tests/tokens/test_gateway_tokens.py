@@ -27,6 +27,7 @@ from tokenkit import (
     of_tokens,
     outcomes,
     pod_with,
+    verdicts,
 )
 
 
@@ -58,7 +59,7 @@ async def test_a_conversation_goes_by_its_tokens(folder: Path, tokenizer: HfToke
     """Sizes are exact, and the next turn finds every full block of the one before, not one more."""
     async with (
         raw_pod(pod_with(tokenizer)) as pod,
-        gateway_of(of_tokens(folder, {"p": pod})) as app,
+        gateway_of(of_tokens(folder, {"p": pod}, waitMs=10_000)) as app,
     ):
         first, second = chat(LONG), chat(LONG, "Yes.", "And then?")
         decision = await ask(app, first)
@@ -69,7 +70,7 @@ async def test_a_conversation_goes_by_its_tokens(folder: Path, tokenizer: HfToke
         assert again["predicted"]["cachedTokens"] == len(ours) // 4 // 16 * 16
         await checked(app, "p")
         assert await agreement(app, "p", "chat") == await agreement(app, "p", "completions") == 1
-        assert await outcomes(app) == {"tokens": 2}
+        assert await verdicts(app) == {"tokens": 2}
         assert total(await metrics(app), "calinix_token_cache_bytes") > 0
 
 

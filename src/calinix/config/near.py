@@ -38,7 +38,10 @@ def value_hint(word: str, values: Iterable[str]) -> str:
     """What to say of a word that is none of `values`; nothing where none is near."""
     if word in SIMULATED:
         return "that one is a baseline of `calinix simulate` only"
-    near = nearest(word, values)
+    choices = list(values)
+    near = nearest(word, choices)
+    if near is None:  # NixlConnector, for nixl
+        near = next((one for one in choices if _plain(word).startswith(_plain(one))), None)
     return f"did you mean {near!r}?" if near else ""
 
 

@@ -176,6 +176,10 @@ def kv_events_have_an_address(draft: Draft) -> Iterator[Fault]:
                 continue
             endpoint, replays = events.get("endpoint"), events.get("replayEndpoint")
             ranks = events.get("ranks", 1)
+            for key in ("endpoint", "replayEndpoint"):
+                if isinstance(said := events.get(key), str) and said.startswith("tcp://*"):
+                    wanted = "expected the pod's address, as the gateway reaches it, found"
+                    yield f"{path}.kvEvents.{key}", f"{wanted} {quoted(said)}"
             if replays is not None and endpoint is None and bind is None:
                 yield (
                     f"{path}.kvEvents.replayEndpoint",
@@ -205,7 +209,10 @@ def tokens_can_be_made(draft: Draft) -> Iterator[Fault]:
     if path is not None:
         file = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
         if not os.path.isfile(file):
-            yield "gateway.tokenizer", f"expected a tokenizer.json, found none at {quoted(path)}"
+            fault = f"expected a tokenizer.json, found none at {quoted(path)}"
+            if not os.path.exists(path):
+                fault += "; write the model's folder on this machine, not its name on a hub"
+            yield "gateway.tokenizer", fault
     where = "gateway.tokenizing.templateArguments"
     if isinstance(text := draft.get(where), str):
         try:

@@ -182,7 +182,7 @@ class CacheRegistry(Base, frozen=True):
     stale_ttl_ms: Ms = 30_000
     """How long a pod that nothing is heard of stays trusted; not an expiry of blocks."""
     kv_capacity_tokens: PositiveInt = 524_288
-    """KV capacity of a pod that does not state its own."""
+    """KV capacity of a pod where neither the file nor the pod itself states one."""
     calibrate: bool = True
     """A pod that turns out not to hold what it is believed to hold loses trust: its cached prefixes
     count less until it does. false: the errors are shown, and nothing else."""

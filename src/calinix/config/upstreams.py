@@ -57,7 +57,8 @@ class PodConfig(Base, frozen=True):
     models: tuple[Text, ...] = ()
     """Models (and LoRA adapters) it serves; empty: any."""
     kv_capacity_tokens: PositiveInt | None = None
-    """Tokens its KV cache holds; by default cacheRegistry.kvCapacityTokens."""
+    """Tokens its KV cache holds; by default what its own metrics page says, else
+    cacheRegistry.kvCapacityTokens."""
     kv_events: PodKvEvents = field(default_factory=PodKvEvents)
     """Where it publishes what it caches."""
     bootstrap_port: Annotated[int, Meta(ge=1, le=65535)] | None = None

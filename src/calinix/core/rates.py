@@ -23,6 +23,10 @@ WAITS_ALIKE: Final = 5.0
 """Whole waits in the same queue deviate together: so many of them say as much as one."""
 LEAST_SPREAD: Final = 0.3
 """Standard deviation of a sample, in samples, that is reckoned with at least."""
+STARVED_ROUNDS: Final = 30.0
+"""A pod without a sample while its pool had so many for each pod has been avoided."""
+STARVED_KEEP: Final = 0.98
+"""From then on, what is left of its past at each further round: it is given another try."""
 OVERDUE: Final = 2.0
 """Times its expected time after which a first token that does not come says that a pod is slow."""
 REQUEST_TOKENS: Final = 64.0
@@ -34,7 +38,7 @@ PRIOR_TOKENS_PER_S: Final = 8000.0
 class _Pace:
     """Sums over the samples of one pod; those of a pool are the sums of its pods."""
 
-    __slots__ = ("last_s", "pool", "samples", "seconds", "squares", "tokens")
+    __slots__ = ("count", "last_s", "pool", "samples", "seconds", "seen", "squares", "tokens")
 
     def __init__(self, pool: _Pace | None = None) -> None:
         self.pool = pool
@@ -46,6 +50,10 @@ class _Pace:
         self.samples = 0.0
         self.last_s = float("-inf")
         """When the last sample ended."""
+        self.count = 0.0
+        """Of a pool: samples since the start."""
+        self.seen = 0.0
+        """Of a pod: its pool's `count` up to which its past is worth what it is."""
 
 
 class PrefillRates:
@@ -85,6 +93,8 @@ class PrefillRates:
         pace.tokens += tokens
         pace.seconds += took_s
         pace.samples = KEEP * pace.samples + 1.0
+        pool.count += 1.0
+        pace.seen = pool.count
         pool.tokens += tokens
         pool.seconds += took_s
         self._set_pace(pod.slot)
@@ -96,9 +106,30 @@ class PrefillRates:
             self._set_pace(slot)
 
     def refresh(self, slots: Sequence[int]) -> None:
-        """Lets the paces follow that of their pool. To be called some times a second."""
+        """Lets the paces of one pool's pods follow it. To be called some times a second."""
         for slot in slots:
+            self._fade(self._pods[slot], len(slots))
             self._set_pace(slot)
+
+    def _fade(self, pace: _Pace, pods: int) -> None:
+        """Forgets what was measured of a pod that is avoided: it may have recovered long since.
+
+        By the pool's requests, not by the clock: a pool that rests overnight forgets nothing.
+        """
+        pool = pace.pool
+        if pool is None or not pods:
+            return
+        rounds = (pool.count - pace.seen) / pods - STARVED_ROUNDS
+        if rounds <= 0.0:
+            return
+        pace.seen += rounds * pods
+        keep = STARVED_KEEP**rounds
+        pool.tokens -= (1.0 - keep) * pace.tokens
+        pool.seconds -= (1.0 - keep) * pace.seconds
+        pace.tokens *= keep
+        pace.seconds *= keep
+        pace.squares *= keep  # fewer samples, each as far off: their mean is less certain
+        pace.samples *= keep
 
     def sums(self, slot: int) -> tuple[float, float]:
         """(tokens, seconds) that the pod's own rate rests on, for other replicas."""

@@ -224,6 +224,7 @@ class PodConnection:
         self._transport = None
         if self._outlet is not None:
             self._outlet.close()
+            self._outlet = None
 
     def pause_writing(self) -> None:
         """The buffer towards the pod is full."""

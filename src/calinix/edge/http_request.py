@@ -142,7 +142,7 @@ class RequestReader:
         """When the first byte of the unfinished request came; 0 where there is none."""
         self.continue_due = False
         """The client waits for `100 Continue` before it sends the body."""
-        self._conn = conn
+        self._conn: ServerConnection | None = conn
         self._limits = limits
         self._budget = budget
         self._partial = HeadBuffer(limits.header_bytes)
@@ -202,8 +202,9 @@ class RequestReader:
             raise
 
     def discard(self) -> None:
-        """Read no more, and forget what is ready too."""
+        """Read no more, and forget what is ready too, and for whom."""
         self.stop()
+        self._conn = None  # else the two would hold each other until garbage is collected
         for request in self.ready:
             self._budget.held_bytes -= len(request.body)
         self.ready.clear()
@@ -362,9 +363,10 @@ class RequestReader:
 
     def _finish(self, body: bytes, rest: bytes) -> bytes:
         """The request is whole; its bytes stay in the budget until it has been answered."""
-        head = self._head
+        head, conn = self._head, self._conn
         assert head is not None
-        self.ready.append(Request(self._conn, head, body, self.began_at))
+        assert conn is not None
+        self.ready.append(Request(conn, head, body, self.began_at))
         self._body = None
         self._held = 0
         self.began_at = 0.0

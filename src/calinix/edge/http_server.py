@@ -271,6 +271,7 @@ class ServerConnection:
         self._transport = None
         if self._outlet is not None:
             self._outlet.close()
+            self._outlet = None
         self._closing = True
         self._server.forget(self)
         stream = self.stream if self._request is not None else None

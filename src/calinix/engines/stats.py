@@ -38,7 +38,8 @@ _CONFIG: Final = b"vllm:cache_config_info"
 _NAMES: Final = b"|".join([*_GAUGES, _CONFIG])
 # One search of a page costs a tenth of splitting it into its lines.
 _wanted = re.compile(rb"\n((?:%b)[{ ][^\n]*)" % _NAMES).findall
-_labels = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"').findall
+# From the beginning of a name only, and never back: garbage would cost the square of its length.
+_labels = re.compile(rb'\b([A-Za-z_][A-Za-z0-9_]*+)="((?:[^"\\]|\\.)*+)"').findall
 _RANKS: Final = (b"engine", b"dp_rank")
 """Labels that tell data parallel ranks apart."""
 _MAX_TOKENS: Final = 1e12

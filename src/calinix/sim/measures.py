@@ -180,8 +180,12 @@ def answered(asked: Requests) -> npt.NDArray[np.bool_]:
 
 def jain_index(loads: Floats) -> float:
     """(sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has all; 1 for no load."""
-    squares = float((loads * loads).sum())
-    return float(loads.sum()) ** 2 / (len(loads) * squares) if squares else 1.0
+    most = float(loads.max(initial=0.0))
+    if not most:
+        return 1.0
+    # By a power of two, which rounds nothing: squares of tiny loads would lose their digits.
+    scaled = np.ldexp(loads, -int(np.frexp(most)[1]))
+    return float(scaled.sum()) ** 2 / (len(loads) * float((scaled * scaled).sum()))
 
 
 def _goodput(asked: Requests, good: npt.NDArray[np.bool_]) -> float:

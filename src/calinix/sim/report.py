@@ -205,7 +205,7 @@ def _facts(report: Report, rows: Sequence[Row]) -> str:
     return (
         f"{requests} requests at load {load:g}, {pods} pods, "
         f"seed{plural} {', '.join(map(str, seeds))}; calinix {__version__}. "
-        f"Good: first token within {GOODPUT_TTFT_S:g} s and one uncached prefill, "
+        f"Good: first token within {GOODPUT_TTFT_S:g} s plus one prefill of its prompt, "
         f"tokens at most {GOODPUT_TPOT_S * 1e3:g} ms apart. Hits: prompt tokens found in a cache."
     )
 

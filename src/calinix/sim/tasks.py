@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
+import msgspec.inspect as mi
 import yaml
 
+from calinix.config import Config
+from calinix.config.near import nearest, paths_of_keys
 from calinix.sim.baselines import BASELINES
 from calinix.sim.fleet_config import config_of, converted, merged
 from calinix.sim.scenarios import SCENARIOS, Scenario
@@ -94,7 +98,7 @@ def named(task: Task) -> tuple[str, Scenario]:
     try:
         changes = msgspec.convert(settings.pop("scenario", {}), Changes)
     except msgspec.ValidationError as error:
-        raise ValueError(f"scenario: {error}") from error
+        raise ValueError(f"scenario: {_said(error)}") from error
     fields = {
         field: value
         for field in ("noise", "streamed_share", "gateways", "sync_s", "late_s")
@@ -116,4 +120,16 @@ def check(task: Task) -> None:
     try:
         converted(config_of(scenario.pods(task.pods), known, 16, scenario.settings))
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_said(error)) from error
+
+
+def _said(error: msgspec.ValidationError) -> str:
+    """What is wrong; of a key that is not known, which one was probably meant."""
+    found = re.search(r"unknown field `([^`]*)`", str(error))
+    if found is None:
+        return str(error)
+    paths = {one: f"scenario.{one}" for one in Changes.__struct_encode_fields__}
+    for key, places in paths_of_keys(cast("mi.StructType", mi.type_info(Config))).items():
+        paths.setdefault(key, places[0])
+    near = nearest(found[1], paths)
+    return f"unknown key {found[1]!r}" + (f"; did you mean {paths[near]!r}?" if near else "")
