@@ -215,7 +215,7 @@ class App:
         if self.config_path is None or self.gateway.draining:
             return
         try:
-            config, pod_tls = reloadable(self.config_path, self.config)
+            config, pod_tls = reloadable(load_config(self.config_path), self.config)
             if self._tls is not None and config.gateway.tls is not None:
                 # New handshakes take the renewed certificate; running connections are untouched.
                 tls = config.gateway.tls
@@ -296,12 +296,12 @@ def _key(struct: type[Config | GatewayConfig], name: str) -> str:
     return dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))[name]
 
 
-def reloadable(path: Path, running: Config) -> tuple[Config, ssl.SSLContext | None]:
-    """What a process that runs by `running` may take over from the file, and the pods' TLS.
+def reloadable(new: Config, running: Config) -> tuple[Config, ssl.SSLContext | None]:
+    """What of `new` a process that runs by `running` may take over, and the pods' TLS.
 
     Says what it has to ignore. Raises ConfigError, OSError, ssl.SSLError: nothing of it.
     """
-    config, ignored = _with_fixed_keys(load_config(path), running)
+    config, ignored = _with_fixed_keys(new, running)
     pod_tls = _pod_tls(config)
     if running.gateway.tls is not None and config.gateway.tls is not None:
         server_ssl_context(config.gateway.tls)

@@ -22,7 +22,7 @@ from calinix.config import Config, load_config
 from calinix.core.events import PodDraining, ReplicaGone
 from calinix.core.recorded import RecordedRouter
 from calinix.core.router import Router
-from calinix.edge.bus import Hello, Kind, Link, drained_of, packed, report_of
+from calinix.edge.bus import BusError, Hello, Kind, Link, drained_of, packed, report_of
 from calinix.edge.journal import Journal
 from calinix.errors import ConfigError
 from calinix.gateway.outbox import Outbox
@@ -54,6 +54,7 @@ class Worker(App):
         self.hurry = asyncio.Event()
         self._folder = folder
         self._shared_port = port
+        self._has_complained = False
         self._link = Link(self._on_frame, self._on_lost)
         super().__init__(config, folder / CONFIG_FILE, journal)
         self._outbox.start(self.router)
@@ -109,13 +110,7 @@ class Worker(App):
 
     def _on_frame(self, link: Link, kind: Kind, payload: bytes) -> None:  # noqa: ARG002
         if kind is Kind.REPORT:
-            facts, peer = report_of(payload)
-            self.gateway.observe(facts)
-            try:
-                self.gateway.observe(peer)
-            except ValueError as error:
-                log.error("report_unreadable", of=peer.replica, reason=str(error))
-            self._offer_room()
+            self._on_report(payload)
         elif kind is Kind.GONE:
             self.gateway.observe(ReplicaGone(payload.decode()))
             self._offer_room()
@@ -133,6 +128,17 @@ class Worker(App):
             drain = drained_of(payload)
             self.gateway.observe(PodDraining(drain.pod_id, drain.draining))
             self.gateway.wake_soon()
+
+    def _on_report(self, payload: bytes) -> None:
+        """A fault of one worker must not end the others: what cannot be read is left out."""
+        try:
+            for event in report_of(payload):
+                self.gateway.observe(event)
+        except (BusError, ValueError) as error:
+            if not self._has_complained:  # the next one comes in some milliseconds
+                log.error("report_unreadable", reason=str(error), hint="said once")
+            self._has_complained = True
+        self._offer_room()
 
     def _offer_room(self) -> None:
         """What others gave back may be room for those who wait here."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import ssl
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvloop
 
 from calinix.app import admin_limits, listen, reloadable
 from calinix.app_worker import CONFIG_FILE, command
-from calinix.config import Config
+from calinix.config import Config, parse_config
 from calinix.edge.http_server import HttpServer
 from calinix.errors import ConfigError
+from calinix.gateway.upstreams import pods_by_role
 from calinix.gateway.workers import Workers
 from calinix.gateway.workers_admin import WorkersAdmin
 
@@ -45,7 +46,7 @@ class Supervisor:
         self.workers = Workers(workers, command_of, folder, timeouts.drain_ms / 1e3)
         self._handler = WorkersAdmin(config, self.workers, self._loop)
         self.admin = HttpServer(self._handler, self._loop, admin_limits(config), timeouts)
-        self._keep_config()
+        self._keep_config(config_path.read_bytes())
 
     async def start(self) -> int:
         """0 when all is open, else the exit status of a worker that could not start.
@@ -55,7 +56,12 @@ class Supervisor:
         admin = self.config.admin
         if admin.enabled:
             await listen(self.admin, admin.host, admin.port, "admin.port", None)
-        status = await self.workers.start()
+        try:
+            status = await self.workers.start()
+        except OSError as error:
+            raise ConfigError(
+                [f"gateway.workers: cannot listen in {self._folder} ($TMPDIR): {error}"]
+            ) from error
         if not status:
             log.info(
                 "serving",
@@ -70,7 +76,7 @@ class Supervisor:
         """Reads the file again; a bad one is reported, and changes nothing anywhere."""
         try:
             text = self._config_path.read_bytes()
-            config, _ = reloadable(self._config_path, self.config)
+            config, _ = reloadable(parse_config(text, str(self._config_path)), self.config)
         except (ConfigError, OSError, ssl.SSLError) as error:
             log.error("reload_refused", problems=str(error).splitlines())
             self.workers.reopen_logs()
@@ -78,15 +84,14 @@ class Supervisor:
         self.config = self._handler.config = config
         self.workers.drain_s = config.gateway.timeouts.drain_ms / 1e3
         self._keep_config(text)
-        self.workers.reload()
+        self.workers.reload(pods_by_role(config))
         log.info("reloaded", workers=len(self.workers.seats))
 
-    def _keep_config(self, text: bytes | None = None) -> None:
+    def _keep_config(self, text: bytes) -> None:
         """What workers run by, those too that are started anew when the file is bad."""
         path = self._folder / f"{CONFIG_FILE}.new"
-        path.write_bytes(self._config_path.read_bytes() if text is None else text)
-        path.chmod(0o600)
-        os.replace(path, self._folder / CONFIG_FILE)
+        path.write_bytes(text)
+        path.replace(self._folder / CONFIG_FILE)
 
     async def stop(self) -> None:
         """Drains every worker, then closes the admin port."""
@@ -112,28 +117,47 @@ def hold_port(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, address = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # Without SO_REUSEPORT, or another gateway's workers would not be noticed.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        family, address = found[0][0], found[0][4]
+        # Without SO_REUSEPORT, or another gateway's workers would not be noticed.
+        with _bound(family, address, shared=False) as probe:
             probe.listen(1)
             address = (address[0], probe.getsockname()[1], *address[2:])
-        held = socket.socket(family, kind, protocol)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(address)
+        return _bound(family, address, shared=True)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(
             [f"gateway.port: cannot listen on {host}:{port}: {reason}; choose another"]
         ) from error
-    return held
+
+
+def _bound(family: int, address: tuple[Any, ...], *, shared: bool) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:  # as asyncio does it: that port of IPv4 is another one
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind(address)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """For the workers' sockets and their configuration; nobody else may look into it."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="calinix-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            [f"gateway.workers: no folder for temporary files ($TMPDIR): {error}"]
+        ) from error
 
 
 async def _supervise(config: Config, config_path: Path, journal: Path | None) -> int:
     loop = asyncio.get_running_loop()
-    with tempfile.TemporaryDirectory(prefix="calinix-") as name:
+    with _own_folder() as name:
         supervisor = Supervisor(config, config_path, journal, Path(name))
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -86,12 +86,12 @@ def test_who_says_nothing_is_gone() -> None:
     replicas = replicas_of()
     say(replicas, 0.0, name="b", inflight=5.0, sync_s=1.0)
     say(replicas, 0.0, name="slow", inflight=2.0, sync_s=5.0)
-    replicas.forget_silent(9.0)
+    replicas.refresh(9.0)
     assert len(replicas) == 2
-    replicas.forget_silent(11.0)
+    replicas.refresh(11.0)
     assert replicas.inflight is not None
     assert replicas.inflight[0] == 2.0
-    replicas.forget_silent(21.0)
+    replicas.refresh(21.0)
     assert replicas.inflight is None
 
 

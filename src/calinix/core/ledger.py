@@ -10,7 +10,6 @@ Nothing but leases changes these columns: no probe, no event of a pod.
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -141,7 +140,7 @@ class Ledger:
         """Output tokens expected of the requests inflight."""
         self.full: HostBitmap = 0
         """Pods with inflight >= maxConns."""
-        self._others: Values | None = None
+        self.others: Values | None = None
         """Requests by slot that other workers of this gateway have there."""
 
     def __len__(self) -> int:
@@ -307,18 +306,16 @@ class Ledger:
 
     def count_others(self, inflight: Values | None) -> None:
         """What other workers of this gateway have on the pods leaves so much less room there."""
-        before, self._others = self._others, None if inflight is None else array("d", inflight)
+        self.others = inflight
         for role in ROLES:
             for slot in iterate(self._table.role(role)):
-                was = 0.0 if before is None else before[slot]
-                if was != (0.0 if self._others is None else self._others[slot]):
-                    self.recheck(slot)
+                self.recheck(slot)
 
     def recheck(self, slot: int) -> None:
         """Whether the pod is full, after its load or its maxConns changed."""
         mark, bound = 1 << slot, float(self._table.max_conns[slot])
-        if self._others is not None:
-            bound -= self._others[slot]
+        if self.others is not None:
+            bound -= self.others[slot]
         self.loads.bounds[slot] = bound
         if self.loads.inflight[slot] >= bound:
             self.full |= mark

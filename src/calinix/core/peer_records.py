@@ -15,6 +15,8 @@ from calinix.core.kv import Chain
 NO_SLOT: Final = 0xFFFF
 MAX_TEXT: Final = 4096
 """Longest text of a record, in bytes; what has a longer one is not told."""
+MAX_BLOCKS: Final = 65_536
+"""Of a longer chain, its head is told."""
 
 _ROUTED: Final = 1
 _PREFILLED: Final = 2
@@ -86,13 +88,15 @@ class Taker(Protocol):
 
 def routed(lease: int, slot: int, prefill: int, chain: Chain) -> bytes:
     """Its record; so do the others below."""
-    head = _route.pack(_ROUTED, lease & 0xFFFFFFFF, slot, prefill, chain.steady, len(chain))
-    return head + chain.packed()
+    told = chain.head(MAX_BLOCKS)
+    head = _route.pack(_ROUTED, lease & 0xFFFFFFFF, slot, prefill, told.steady, len(told))
+    return head + told.packed()
 
 
 def held(slot: int, prefill: int, chain: Chain) -> bytes:
     """See Taker."""
-    return _hold.pack(_HELD, slot, prefill, chain.steady, len(chain)) + chain.packed()
+    told = chain.head(MAX_BLOCKS)
+    return _hold.pack(_HELD, slot, prefill, told.steady, len(told)) + told.packed()
 
 
 def prefilled(lease: int) -> bytes:

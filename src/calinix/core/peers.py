@@ -7,7 +7,6 @@ if they had been routed here.
 
 from __future__ import annotations
 
-import zlib
 from typing import Final
 
 from calinix.core.events import Failure, PeerFacts, ReplicaFacts, ReplicaGone
@@ -15,7 +14,6 @@ from calinix.core.kv import Chain
 from calinix.core.peer_records import NO_SLOT, deliver
 from calinix.core.pods import Pod
 from calinix.core.prepare import Prompt
-from calinix.core.replicas import WORKER_SYNC_S
 from calinix.core.roster import Roster
 from calinix.core.state import State
 
@@ -27,6 +25,13 @@ _FOREIGN: Final = 0x80000000
 _NEUTRAL: Final = (Failure.TOTAL_TIMEOUT, Failure.CANCELLED)
 _ANSWERED: Final = (Failure.REFUSED, Failure.SERVER_ERROR)
 _EMPTY = Chain.of(())
+
+
+def without_some(state: State) -> None:
+    """Some of the other routers are gone: what had followed from theirs does so no more."""
+    replicas = state.replicas
+    state.rates.share(replicas.rate_tokens, replicas.rate_s)
+    state.ledger.count_others(replicas.in_workers)
 
 
 class _Course:
@@ -47,11 +52,12 @@ class _Peer:
 
     __slots__ = ("mark", "open", "pods")
 
-    def __init__(self, name: str):
+    def __init__(self, number: int):
         self.pods: list[Pod | None] = []
         """Own pods by the peer's slots."""
         self.open: dict[int, _Course] = {}
-        self.mark = _FOREIGN | (zlib.crc32(name.encode()) & 0x7F) << 24
+        self.mark = _FOREIGN | number << 24
+        """No other peer's tickets begin with it."""
 
 
 class Peers:
@@ -61,7 +67,7 @@ class Peers:
         self._state = state
         self._roster = roster
         self._peers: dict[str, _Peer] = {}
-        self._from = _Peer("")
+        self._from = _Peer(0)
         self._now = 0.0
 
     def __len__(self) -> int:
@@ -74,7 +80,9 @@ class Peers:
         if peer is None:
             if len(self._peers) >= MAX_PEERS:
                 return
-            peer = self._peers[event.replica] = _Peer(event.replica)
+            taken = {other.mark for other in self._peers.values()}
+            peer = next(one for one in map(_Peer, range(MAX_PEERS)) if one.mark not in taken)
+            self._peers[event.replica] = peer
         find = self._state.table.find
         peer.pods = [find(name) if name else None for name in event.pods]
         self._from, self._now = peer, now
@@ -82,19 +90,19 @@ class Peers:
 
     def columns(self, event: ReplicaFacts, now: float) -> None:
         """What one of them has on the pods."""
-        replicas = self._state.replicas
+        state, replicas = self._state, self._state.replicas
         if replicas.absorb(event, now):
-            self._state.rates.share(replicas.rate_tokens, replicas.rate_s)
-        if 0.0 < event.sync_s <= WORKER_SYNC_S:
-            # Workers of one gateway: `maxConns` is for all of them together.
-            self._state.ledger.count_others(replicas.in_workers)
+            state.rates.share(replicas.rate_tokens, replicas.rate_s)
+        # Workers of one gateway: `maxConns` is for all of them together.
+        ledger = state.ledger
+        ledger.others = replicas.in_workers
+        for slot in replicas.moved:
+            ledger.recheck(slot)
 
     def gone(self, event: ReplicaGone, now: float) -> None:  # noqa: ARG002
         """It has ended, and with it what it had under way."""
-        replicas = self._state.replicas
-        replicas.forget(event.replica)
-        self._state.rates.share(replicas.rate_tokens, replicas.rate_s)
-        self._state.ledger.count_others(replicas.in_workers)
+        self._state.replicas.forget(event.replica)
+        without_some(self._state)
         peer = self._peers.pop(event.replica, None)
         if peer is not None:
             for course in peer.open.values():

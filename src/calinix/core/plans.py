@@ -101,10 +101,10 @@ class Planner:
 
     def _echo(self, lease: Lease) -> None:
         """Other workers of this gateway are taken to do the same, until they say what they did."""
-        replicas, prefill = self._state.replicas, lease.prefill
-        replicas.echo(lease.pod.slot, lease.effort if prefill is None else 0.0)
+        echo, prefill, now = self._state.replicas.echo, lease.prefill, lease.opened_s
+        echo(lease.pod.slot, lease.effort if prefill is None else 0.0, now)
         if prefill is not None:
-            replicas.echo(prefill.slot, lease.effort)
+            echo(prefill.slot, lease.effort, now)
 
     def _write_down(self, request: RouteRequest, lease: Lease) -> None:
         """What a plan brings with it, beside its load."""

@@ -76,7 +76,11 @@ class Router:
     def route(self, request: RouteRequest, now: float) -> RoutePlan | Refusal:
         """Prepare, filter, score, pick. A plan's lease is open until Finished or Failed."""
         state = self._state
-        if now >= state.health.due_s or now >= state.ledger.next_release_s:
+        if (
+            now >= state.health.due_s
+            or now >= state.ledger.next_release_s
+            or now >= state.replicas.lapse_s
+        ):
             self._catch_up(now)
         if now >= state.late_s:
             # Nobody ticks: then whoever comes first pays for the step.
@@ -230,6 +234,8 @@ class Router:
             state.health.advance(now, state.rates.forget)
         if now >= state.ledger.next_release_s:
             state.ledger.release_due(now, _RELEASES_PER_CALL)
+        if now >= state.replicas.lapse_s:
+            state.replicas.lapse()
 
     def _eject_slow(self, now: float) -> None:
         """Grey failures: alive, but far slower per token than the median of their peers."""

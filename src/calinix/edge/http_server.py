@@ -596,8 +596,11 @@ class HttpServer:
         if not self.open and self._all_done is not None and not self._all_done.done():
             self._all_done.set_result(None)
 
-    async def _stop_listening(self) -> None:
-        """From now on connections are refused; those that the kernel has taken are still served."""
+    async def _stop_listening(self, timeout_s: float) -> None:
+        """From now on connections are refused; those that the kernel has taken are still served.
+
+        At most `timeout_s` is waited for their TLS handshakes.
+        """
         if self._server is None:
             return
         sockets: Any = self._server
@@ -609,23 +612,31 @@ class HttpServer:
             with listener, contextlib.suppress(OSError):  # nobody waits any more
                 while len(taken) < BACKLOG:
                     taken.append(listener.accept()[0])
-        await asyncio.gather(*[self._adopt_taken(one) for one in taken], return_exceptions=True)
+        tasks = [self.loop.create_task(self._adopt_taken(one)) for one in taken]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
 
     async def _adopt_taken(self, client: socket.socket) -> None:
-        await self.loop.connect_accepted_socket(
-            lambda: cast("asyncio.Protocol", ServerConnection(self)),
-            client,
-            ssl=self._ssl,
-            ssl_handshake_timeout=None if self._ssl is None else self.timeouts.client_ms / 1000,
-        )
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: cast("asyncio.Protocol", ServerConnection(self)), client, ssl=self._ssl
+            )
+        except OSError:  # it is gone
+            client.close()
+        except asyncio.CancelledError:
+            client.close()
+            raise
 
     async def drain(self, timeout_s: float) -> None:
         """Accept no more, answer what is owed, then close; after `timeout_s` drop what is left."""
         self.draining = True
-        await self._stop_listening()
+        unread_s = min(UNREAD_S, timeout_s)
+        await self._stop_listening(unread_s)
         if timeout_s > 0 and self.open:
             # What clients have sent by now may lie unread in their sockets.
-            await asyncio.sleep(min(UNREAD_S, timeout_s))
+            await asyncio.sleep(unread_s)
         for connection in tuple(self.open):
             connection.close_idle()
         if self.open and timeout_s > 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -125,8 +125,9 @@ class Workers:
         """They are not to wait for what is under way."""
         self._tell_to_stop(b"!")
 
-    def reload(self) -> None:
-        """They are to read the file again."""
+    def reload(self, pod_ids: Container[str]) -> None:
+        """They are to read the file again; of pods that are not in it, nothing is kept."""
+        self._drained = {pod_id for pod_id in self._drained if pod_id in pod_ids}
         self._tell(Kind.RELOAD)
 
     def reopen_logs(self) -> None:
@@ -147,12 +148,8 @@ class Workers:
         pause_s = 0.0
         while not self._stopping.is_set():
             began_s = self._loop.time()
-            seat.process = process = await asyncio.create_subprocess_exec(
-                *self._command(seat.index), stdin=asyncio.subprocess.DEVNULL
-            )
-            status = await process.wait()
+            status = await self._live(seat)
             was_ready, seat.ready = seat.ready, False
-            self._gone(seat)
             if self._stopping.is_set():
                 return
             if not self._started.done() and not was_ready:
@@ -164,7 +161,7 @@ class Workers:
             log.error(
                 "worker_died",
                 worker=seat.index,
-                pid=process.pid,
+                pid=seat.pid,
                 status=status,
                 hint="a negative status is a signal",
                 again_in_s=pause_s,
@@ -172,6 +169,21 @@ class Workers:
             seat.restarts += 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
+
+    async def _live(self, seat: Seat) -> int:
+        """One process from its start to its end; its exit status, 1 where it could not start."""
+        seat.process = None
+        try:
+            seat.process = await asyncio.create_subprocess_exec(
+                *self._command(seat.index), stdin=asyncio.subprocess.DEVNULL
+            )
+        except OSError as error:
+            # No memory or no process left: that may pass.
+            log.error("worker_cannot_start", worker=seat.index, reason=str(error))
+            return 1
+        status = await seat.process.wait()
+        self._gone(seat)
+        return status
 
     def _gone(self, seat: Seat) -> None:
         """What it had is to be forgotten."""

@@ -27,6 +27,7 @@ log = structlog.get_logger()
 
 ASK_S: Final = 3.0
 MAX_ANSWER_BYTES: Final = 64 << 20
+"""Of one worker; a longer answer counts as none."""
 MAX_ASKING: Final = 64
 """Requests that may be worked on at the same time."""
 _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
@@ -104,8 +105,10 @@ class WorkersAdmin:
     # --- views -------------------------------------------------------------------------------
 
     async def _metrics(self, request: Request) -> None:
+        names = [seat.name for seat in self._workers.seats]
         for seat, answer in await self._ask_all("/metrics"):
-            if seat.ready:  # it may have ended meanwhile
+            # It may have ended meanwhile, and another one sit there.
+            if seat.name == names[seat.index] and answer.status == 200:
                 self._merged.take(seat.name, answer.body.decode())
         request.conn.respond(200, _METRICS, self._merged.exposition(self._families()))
 
@@ -200,7 +203,11 @@ class WorkersAdmin:
 
     async def _json_of_all(self, path: str) -> list[tuple[int, Any]]:
         answers = await self._ask_all(path)
-        return [(seat.index, msgspec.json.decode(answer.body)) for seat, answer in answers]
+        return [
+            (seat.index, msgspec.json.decode(answer.body))
+            for seat, answer in answers
+            if answer.status == 200
+        ]
 
     async def _ask(self, seat: Seat, path: str, method: str = "GET") -> Answer:
         """One request at a worker's own admin. Raises HttpError."""
@@ -211,15 +218,25 @@ class WorkersAdmin:
         socket = str(self._workers.admin_socket(seat))
         try:
             async with asyncio.timeout(ASK_S):
-                reader, writer = await asyncio.open_unix_connection(socket, limit=MAX_ANSWER_BYTES)
+                reader, writer = await asyncio.open_unix_connection(socket)
                 try:
                     writer.write(text.encode("ascii"))
-                    return _answer(await reader.read(-1))
+                    return _answer(await _read_all(reader))
                 finally:
                     writer.close()
         except (OSError, TimeoutError, ValueError) as error:
             log.warning("worker_silent", worker=seat.index, path=path, reason=str(error))
             raise errors.BadGateway(f"worker {seat.index} does not answer") from error
+
+
+async def _read_all(reader: asyncio.StreamReader) -> bytes:
+    """Raises ValueError: it is too much."""
+    wire = bytearray()
+    while piece := await reader.read(1 << 20):
+        wire += piece
+        if len(wire) > MAX_ANSWER_BYTES:
+            raise ValueError("too long an answer")
+    return bytes(wire)
 
 
 def _answer(wire: bytes) -> Answer:
