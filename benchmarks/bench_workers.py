@@ -4,7 +4,10 @@
 
 hits     Cached prompt tokens over prompt tokens, as eight mock pods with bounded caches count
          them: 48 prefixes that do not all fit on one pod, sessions of three turns; 1, 2, 4 workers.
-bursts   64 equal prompts that nobody has seen, on 64 connections at once: the busiest pod's share.
+bursts   64 equal prompts that nobody has seen, on 64 connections at once: the busiest pod's share,
+         and the times to first and last token. The pods' answers share their steps, as engines' do.
+         predictive also on pods where any number of answers are as quick as one: there it may well
+         let equal prompts wait for one prefill.
 cpu      CPU of all processes per request, every worker under the same load: twice the requests and
          connections for two of them. All on one core, one and two workers in turn; medians, and
          slices that others disturb are taken again.
@@ -21,7 +24,7 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,8 @@ from calinix.sim.load_traffic import Shape
 from calinix.sim.loadgen import Plan, run_load
 from calinix.sim.pod_model import PodFigures
 from harness.contenders import new_setup, started
-from harness.crews import Tools, answering_pod, begin, fleet, gateway_of, is_whole, settled
+from harness.crews import Tools, answered, begin, fleet, gateway_of, is_whole, settled
+from harness.findings import Finding
 from harness.machine import BENCHMARKS, choose_cores, describe_machine, write_json
 from harness.processes import BenchmarkError, Children, get
 from harness.tables import new_console
@@ -47,29 +51,25 @@ RETRIES = 3
 BURST = 64
 COUNTS = (1, 2, 4)
 STRATEGIES = ("cacheAware", "predictive")
-"""predictive may well prefer to let equal prompts wait for one prefill: there, one worker's own
-spread is the bar where it is more than MOST_SHARES."""
 PODS = PodFigures(
     prefill_tokens_per_s=20_000.0, token_delay_s=0.003, kv_capacity_tokens=24_576, parallel=1
 )
 SLOW = PodFigures(prefill_tokens_per_s=20_000.0, token_delay_s=0.02, parallel=1)
+SHARED = PodFigures(
+    prefill_tokens_per_s=20_000.0,
+    token_delay_s=0.01,
+    sequence_s=0.0003,
+    kv_token_s=2e-7,
+    chunk_tokens=2048,
+)
 SHAPE = Shape(
     model="mock", prompt_tokens=1000, shared_prefix=0.8, prefixes=48, turns=3, max_tokens=8
 )
+OWN_PACE = "answers at their own pace"
 CONNECTIONS = 32
 """Of the load generator, for each worker."""
 CASES = {"200 B prompts": (200, 3000), "32 KB prompts": (32768, 1500)}
 """(bytes, requests a second for each worker)"""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that must hold, with the figures it was judged by."""
-
-    what: str
-    figure: str
-    limit: str
-    holds: bool | None
-    """None: the machine was too noisy to tell."""
 
 
 # ---- hits
@@ -110,40 +110,66 @@ async def _hit_ratio(tools: Tools, strategy: str, workers: int, seed: int) -> fl
 # ---- bursts
 
 
+class Burst(msgspec.Struct, frozen=True):
+    """What became of one burst."""
+
+    shares: float
+    """What the busiest pod got over an equal share."""
+    ttft_s: float
+    """On average, as the client sees it; likewise:"""
+    e2e_s: float
+
+
 async def bursts(tools: Tools) -> list[Finding]:
     """Shares of the busiest pod in bursts of equal cold prompts, by each strategy."""
+    cases = [(strategy, SHARED, strategy) for strategy in STRATEGIES]
+    cases.append((f"predictive, {OWN_PACE}", SLOW, "predictive"))
     findings = []
-    for strategy in STRATEGIES:
-        alone = 0.0
+    for what, figures, strategy in cases:
+        found: dict[str, list[Burst]] = {}
+        tools.measured.setdefault("bursts", {})[what] = found
         for workers in COUNTS:
-            shares = await _busiest(tools, strategy, workers)
-            tools.measured.setdefault("bursts", {}).setdefault(strategy, {})[str(workers)] = shares
-            worst = max(shares)
-            if workers == 1:
-                alone = worst
-            limit = MOST_SHARES if strategy == "cacheAware" else max(MOST_SHARES, alone)
-            findings.append(
-                Finding(
-                    f"{BURST} equal cold prompts, workers: {workers}, {strategy}",
-                    f"the busiest pod has {worst:.2f} shares at most, "
-                    f"{statistics.mean(shares):.2f} on average",
-                    f"{limit:.2f} shares" + " (one worker's)" * (limit > MOST_SHARES),
-                    worst <= limit,
-                )
-            )
+            found[str(workers)] = await _bursts(tools, figures, strategy, workers)
+            findings.append(_judge_bursts(what, workers, found[str(workers)]))
     return findings
 
 
-async def _busiest(tools: Tools, strategy: str, workers: int) -> list[float]:
-    """Of each burst, what the busiest pod got over an equal share."""
-    shares = []
-    async with fleet(tools, workers, SLOW, strategy=strategy) as (setup, _, _pods):
+def _judge_bursts(what: str, workers: int, found: Sequence[Burst]) -> Finding:
+    worst = max(one.shares for one in found)
+    mean = statistics.mean(one.shares for one in found)
+    first_ms, last_ms = (
+        1e3 * statistics.mean(getattr(one, name) for one in found) for name in ("ttft_s", "e2e_s")
+    )
+    # How one worker spreads equal prompts is its strategy's business.
+    is_judged = workers > 1 or what == "cacheAware"
+    return Finding(
+        f"{BURST} equal cold prompts, workers: {workers}, {what}",
+        f"the busiest pod has {worst:.2f} shares at most, {mean:.2f} on average; mean time to "
+        f"first token {first_ms:.0f} ms, to last {last_ms:.0f} ms",
+        f"{MOST_SHARES:.2f} shares" if is_judged else "none, reported",
+        worst <= MOST_SHARES or not is_judged,
+    )
+
+
+async def _bursts(tools: Tools, figures: PodFigures, strategy: str, workers: int) -> list[Burst]:
+    bursts = []
+    async with fleet(tools, workers, figures, strategy=strategy) as (setup, _, _pods):
         for number in range(3 if tools.quick else 10):
             text = f"Burst {number}: " + "an equal and cold prompt, quite long. " * 60
-            answers = [answering_pod(setup.port, text) for _ in range(BURST)]
-            pods = await asyncio.gather(*answers)
-            shares.append(max(Counter(pods).values()) / (BURST / POD_COUNT))
-    return shares
+            answers = await asyncio.gather(*(answered(setup.port, text) for _ in range(BURST)))
+            most = max(Counter(one.pod for one in answers).values())
+            bursts.append(
+                Burst(
+                    most / (BURST / POD_COUNT),
+                    statistics.mean(one.ttft_s for one in answers),
+                    statistics.mean(one.e2e_s for one in answers),
+                )
+            )
+    kind = "steps" if figures.in_steps else "own pace"
+    tools.measured.setdefault("bursts", {}).setdefault(f"{strategy}, {kind}", {})[str(workers)] = (
+        bursts
+    )
+    return bursts
 
 
 # ---- cpu

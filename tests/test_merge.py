@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from calinix.gateway.workers_views import decisions_of, pods_of, state_of
-from calinix.telemetry.merge import MergedMetrics
+from calinix.telemetry import merge
+from calinix.telemetry.merge import ADDED, LEAST, MEANS, MergedMetrics
+
+TELEMETRY = Path(merge.__file__).parent
 
 ONE = """\
 # HELP calinix_requests_total Finished requests
@@ -79,6 +83,15 @@ def test_counters_and_histograms_add_up_and_gauges_have_rules() -> None:
         f"calinix_pod_engine_stats_age_seconds{pod}": 7.0,
         "calinix_extra": 9.0,
     }
+
+
+def test_every_gauge_with_a_rule_exists() -> None:
+    """A gauge that was given another name would silently lose its rule."""
+    source = "".join(path.read_text() for path in TELEMETRY.glob("*.py") if path.name != "merge.py")
+    for name in ADDED | LEAST | MEANS:
+        family = name.removeprefix("calinix_").removeprefix("pod_").removeprefix("engine_")
+        assert name.startswith("process_") or f'{family}"' in source, name
+    assert len(ADDED | LEAST | MEANS) == len(ADDED) + len(LEAST) + len(MEANS)
 
 
 def test_what_an_ended_worker_counted_stays() -> None:

@@ -107,14 +107,28 @@ async def begin(port: int, text: str, tokens: int) -> tuple[asyncio.StreamReader
     return reader, writer, await reader.readuntil(b"\r\n\r\n")
 
 
-async def answering_pod(port: int, text: str, tokens: int = 12) -> str:
-    """The pod that answered."""
+class Answered(msgspec.Struct, frozen=True):
+    """A stream that was read to its end."""
+
+    pod: str
+    ttft_s: float
+    """From the connect to the first bytes of its body; to its end:"""
+    e2e_s: float
+
+
+async def answered(port: int, text: str, tokens: int = 12) -> Answered:
+    """One stream on a connection of its own."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     reader, writer, head = await begin(port, text, tokens)
-    rest = await reader.read(-1)
+    first = await reader.read(65536)
+    ttft_s = loop.time() - began_s
+    rest = first + await reader.read(-1)
     writer.close()
     if b"[DONE]" not in rest:
         raise BenchmarkError(f"no whole answer: {head!r}")
-    return head.lower().partition(b"x-calinix-target-pod-id: ")[2].split(b"\r\n")[0].decode()
+    pod = head.lower().partition(b"x-calinix-target-pod-id: ")[2].split(b"\r\n")[0].decode()
+    return Answered(pod, ttft_s, loop.time() - began_s)
 
 
 async def is_whole(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -18,6 +18,8 @@ from calinix.core.events import (
     RoleFacts,
 )
 from calinix.core.kv import Chain
+from calinix.core.peers import MAX_PEERS
+from calinix.core.replicas import ECHO_S
 from calinix.core.requests import RefusalReason
 from calinix.core.router import Router
 from routing import ask, fail, finish, make_config, make_router, pods, refused, text
@@ -232,6 +234,52 @@ def test_until_the_next_report_the_others_do_the_same() -> None:
     say(router, who="b", inflight=1.0)
     say(router, who="c")
     assert others(router) == 1.0
+
+
+def test_workers_that_say_nothing_did_not_do_the_same() -> None:
+    """After ECHO_S without a word, what was supposed of the others holds up no request."""
+    router = make_router(make_config(single=1))
+    say(router)
+    finish(router, ask(router, 64))
+    assert others(router) == 2.0
+    ask(router, now=1.0 + ECHO_S / 2)
+    assert others(router) == 3.0
+    ask(router, now=1.0 + 2 * ECHO_S)
+    assert others(router) == 2.0  # of this one alone
+    replicas = router._state.replicas
+    assert replicas.work is not None
+    assert replicas.work[0] < 200.0
+
+
+def test_a_worker_that_stands_still_leaves_room() -> None:
+    """One that is silent for ten seconds takes no part of maxConns any more, dead or not."""
+    router = make_router(make_config(single=pods("single", 1, max_conns=4)))
+    say(router, inflight=4.0)
+    assert refused(router).reason is RefusalReason.FULL
+    router.tick(20.0)
+    assert router._state.ledger.full == 0
+
+
+def test_tickets_of_peers_are_never_alike() -> None:
+    """What one takes back is not another one's, whatever their names; places are used again."""
+    router = make_router(make_config(single=1))
+    peers = router._handlers[PeerFacts].__self__  # type: ignore[attr-defined]
+    for number in range(MAX_PEERS + 2):
+        tell(router, who=f"w{number}")
+    marks = [peer.mark for peer in peers._peers.values()]
+    assert len(set(marks)) == len(marks) == MAX_PEERS
+    router.observe(ReplicaGone("w3"), 2.0)
+    tell(router, who="new")
+    assert peers._peers["new"].mark == marks[3]
+
+
+def test_of_very_long_prompts_the_head_is_told() -> None:
+    """No prompt makes a report that is too long for the bus."""
+    whole = Chain.of(range(1, records.MAX_BLOCKS + 3))
+    for told in (records.routed(1, 0, records.NO_SLOT, whole), records.held(0, 0, whole)):
+        heard = Told()
+        records.deliver(told, heard)
+        assert heard.all[0][-1] == whole.head(records.MAX_BLOCKS)
 
 
 def others(router: Router) -> float:

@@ -123,6 +123,7 @@ class Replicas:
             one.said_s = true_s
         one.true_s, one.gateways = true_s, event.gateways
         if self.inflight is None or one.is_worker != was_worker:
+            one.echoed = {}
             self._sum()
         self._take(one, event.pods)
         if one.is_worker and now < self._rates_s:

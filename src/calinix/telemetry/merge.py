@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 ADDED: Final = frozenset(
     {
         "calinix_inflight_requests", "calinix_waiting_requests", "calinix_pod_inflight",
-        "process_open_fds", "process_resident_memory_bytes", "process_virtual_memory_bytes",
+        "process_resident_memory_bytes", "process_virtual_memory_bytes",
     }
 )  # fmt: skip
 """Gauges of which each worker has a part."""
