@@ -9,7 +9,6 @@ from signal import SIGHUP, SIGKILL, SIGTERM
 from typing import Any
 
 import kit
-from calinix.edge.bus import SYNC_S
 from calinix.sim.pod_model import PodFigures
 from fleets import fleet_of, leases_given_back, merged
 from streams import ask, chat, is_whole
@@ -81,7 +80,7 @@ async def test_all_workers_serve_and_the_admin_speaks_for_all(tmp_path: Path) ->
         first = await ask(served.port, chat(PROMPT))
         pod = first.headers["x-calinix-target-pod-id"]
 
-        await asyncio.sleep(2 * SYNC_S)  # what a client knows by now, all workers have to know
+        await kit.until(lambda: both_know_blocks(served, pod), "what one worker did, both know")
         replies = [await ask(served.port, chat(PROMPT)) for _ in range(12)]
         assert all(is_whole(reply) for reply in replies)
         assert {reply.headers["x-calinix-target-pod-id"] for reply in replies} == {pod}
@@ -108,6 +107,12 @@ async def test_all_workers_serve_and_the_admin_speaks_for_all(tmp_path: Path) ->
             lambda: served.output().count('"stopped"') == 2, "workers end with their supervisor"
         )
         assert "Traceback" not in served.output()
+
+
+async def both_know_blocks(served: kit.Serve, pod_id: str) -> bool:
+    """Whether each of two workers, asked by itself, believes something to be cached there."""
+    pages = [await admin(served, f"/admin/pods?worker={worker}") for worker in (0, 1)]
+    return all(pod["blocks"] for page in pages for pod in page["pods"] if pod["id"] == pod_id)
 
 
 async def drains_everywhere(served: kit.Serve, pod: str) -> None:

@@ -1,7 +1,8 @@
 """The admin port of a gateway of several workers: asks each of them, and answers for all.
 
 Every worker has the admin of a single gateway on a local socket. Numbers are added up, decisions
-are put in order; what only one worker needs to say is asked of the first, or of `?worker=INDEX`.
+are put in order; what only one worker needs to say is asked of the first. With `?worker=INDEX`
+every page is that worker's own.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class WorkersAdmin:
             request.conn.respond(200, _YAML, expanded(self.config).encode())
         elif len(parts) == 5 and parts[1:3] == ["admin", "pods"] and request.method == "POST":
             self._begin(request, self._drain(request, parts[3], parts[4] == "drain"))
-        elif path in self._views and request.method in ("GET", "HEAD"):
+        elif path in self._views and request.method in ("GET", "HEAD") and not _wanted(request):
             self._begin(request, self._views[path](request))
         else:
             self._begin(request, self._pass_on(request))
@@ -179,7 +180,7 @@ class WorkersAdmin:
     # --- asking ------------------------------------------------------------------------------
 
     def _one_of(self, request: Request) -> Seat:
-        wanted = parse_qs(request.query.decode("latin-1")).get("worker", [""])[0]
+        wanted = _wanted(request)
         for seat in self._workers.running():
             if wanted in ("", str(seat.index)):
                 return seat
@@ -227,6 +228,11 @@ class WorkersAdmin:
         except (OSError, TimeoutError, ValueError) as error:
             log.warning("worker_silent", worker=seat.index, path=path, reason=str(error))
             raise errors.BadGateway(f"worker {seat.index} does not answer") from error
+
+
+def _wanted(request: Request) -> str:
+    """The worker that is asked for by name; empty: none."""
+    return parse_qs(request.query.decode("latin-1")).get("worker", [""])[0]
 
 
 async def _read_all(reader: asyncio.StreamReader) -> bytes:
