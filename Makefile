@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start many processes: each is quick only where bytecode is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check accept bench 2p2d test-engine test-engine-nixl compiled lock clean
+.PHONY: help demo test check accept bench bench-peers 2p2d test-engine test-engine-nixl compiled lock clean
 help: ## what can be typed here
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -46,6 +46,9 @@ $(COMPILED)/.ready: $(READY) $(shell find src -name '*.py' -o -name '*.pyx')
 
 bench: $(COMPILED)/.ready ## CPU per request beside nginx and vllm-router
 	PYTHONPATH=$(COMPILED) $(BIN)/python benchmarks/bench_proxy.py
+
+bench-peers: $(COMPILED)/.ready ## all of it beside nginx and three routers, both modes: 25 minutes on a quiet machine
+	PYTHONPATH=$(COMPILED) $(BIN)/python benchmarks/bench_peers.py --json
 
 2p2d: $(READY) ## round robin and power of two with and without the controller, on sockets and simulated
 	$(BIN)/python benchmarks/live_2p2d.py

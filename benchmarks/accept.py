@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from checks import doorway, engines
-from checks.figures import findings, speed
+from checks.figures import command_findings, findings, peers
 from checks.suites import suite
 from harness.acceptance import Check, Context, Row, Verdict
 from harness.machine import ROOT, describe_machine, write_json
@@ -34,9 +34,9 @@ CHECKS = (
     Check("3", "real vLLM, its caches known", engines.correctness),
     Check("3", "real vLLM pods", engines.shared_prefixes),
     Check("3", "a real prefill and decode pair", engines.prefill_and_decode),
-    Check("4", "CPU per request", speed),
+    Check("4", "side by side with its peers", peers),
     Check("4", "memory of the index", findings("bench_index")),
-    Check("4", "time of a decision", findings("bench_decision")),
+    Check("4", "the seed's scenarios", command_findings("bench")),
     Check("4", "speed of KV events", findings("bench_events")),
     Check("4", "cost of the controller", findings("bench_controller")),
     Check("4", "cost of a simulated request", findings("bench_simulator")),

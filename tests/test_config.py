@@ -329,6 +329,7 @@ def test_the_expanded_configuration_holds_every_key() -> None:
         "enabled": True,
         "factor": 1.5,
         "offset": 4.0,
+        "copyOffset": 1.0,
     }
     assert shown["gateway"]["blockSize"] == 128
     assert shown["gateway"]["defaultMode"] == "single"

@@ -68,13 +68,14 @@ PROOFS = {
     "gateway.strategy.imbalance.enabled": f"{ROUTING}::test_imbalance",
     "gateway.strategy.imbalance.factor": f"{ROUTING}::test_imbalance",
     "gateway.strategy.imbalance.offset": f"{ROUTING}::test_imbalance",
+    "gateway.strategy.imbalance.copyOffset": f"{ROUTING}::test_copy_offset",
     "gateway.defaultMode": "core/test_admission.py::test_without_a_wish_the_default_then_single",
     "gateway.tokenizer": f"{ROUTING}::test_tokenizer_and_block_size",
     "gateway.tokenizing.chatTemplate": f"{TOKENS}::test_settings_of_the_engine",
     "gateway.tokenizing.contentFormat": f"{TOKENS}::test_settings_of_the_engine",
     "gateway.tokenizing.templateArguments": f"{TOKENS}::test_settings_of_the_engine",
     "gateway.tokenizing.waitMs": f"{EXACT}::test_late_tokens_do_not_hold_up_a_request",
-    "gateway.tokenizing.threads": f"{EXACT}::test_threads",
+    "gateway.tokenizing.processes": f"{EXACT}::test_processes",
     "gateway.tokenizing.cacheBytes": f"{EXACT}::test_cache_bytes",
     "gateway.tokenizing.checkMs": (
         "tokens/test_token_trust.py::test_pods_with_other_tokens_are_not_believed"

@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (  # ground first: a part imports its own 
     ("engines",),
     ("edge",),
     ("gateway", "extproc", "sim"),
-    ("app",),
+    ("app", "bench"),
     ("cli",),
 )
 FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}

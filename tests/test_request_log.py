@@ -18,7 +18,12 @@ from hypothesis import strategies as st
 from calinix.config import Log
 from calinix.errors import ConfigError
 from calinix.telemetry import BATCH, RequestLog, Telemetry
-from calinix.telemetry.request_log import MAX_BUFFERED_BYTES, PIPE_BYTES, LogLine
+from calinix.telemetry.request_log import (
+    GATHERED_BYTES,
+    MAX_BUFFERED_BYTES,
+    PIPE_BYTES,
+    LogLine,
+)
 from calinix.telemetry.telemetry import log_line
 from telemetrykit import Pod, Pods, config, record, value
 
@@ -50,8 +55,10 @@ def test_one_line_per_request(tmp_path: Path) -> None:
     telemetry.close()
 
 
-def test_records_are_passed_on_in_batches(tmp_path: Path) -> None:
-    """Nothing is counted or written before a batch is full or `flush` is called; then all is."""
+def test_records_are_counted_in_batches_and_written_when_enough_have_gathered(
+    tmp_path: Path,
+) -> None:
+    """Nothing is counted before a batch is full, nothing written before 16 KiB have gathered."""
     path = tmp_path / "requests.jsonl"
     telemetry = Telemetry(config(Log(requests_file=str(path))), Pods(Pod("a")))
     for i in range(BATCH - 1):
@@ -59,11 +66,21 @@ def test_records_are_passed_on_in_batches(tmp_path: Path) -> None:
     assert read_lines(path) == []
     assert not telemetry.counters.requests
     telemetry.finish(record(request_id="last"))
-    assert len(read_lines(path)) == BATCH
-    telemetry.finish(record(request_id="one more"))
+    count = BATCH
+    assert telemetry.counters.requests
+    assert read_lines(path) == []
+    while not path.stat().st_size:
+        assert count < 1000
+        telemetry.finish(record(request_id=str(count)))
+        count += 1
+    assert path.stat().st_size >= GATHERED_BYTES
+    telemetry.finish(record(request_id="last"))
     telemetry.close()
-    assert [line["requestId"] for line in read_lines(path)][-2:] == ["last", "one more"]
-    assert value(telemetry.metrics, "calinix_pod_requests_total", pod_id="a", role="single") == 65
+    lines = read_lines(path)
+    assert len(lines) == count + 1
+    assert lines[-1]["requestId"] == "last"
+    served = value(telemetry.metrics, "calinix_pod_requests_total", pod_id="a", role="single")
+    assert served == count + 1
 
 
 def test_the_time_of_a_request_is_filled_in() -> None:
@@ -196,6 +213,7 @@ def test_a_broken_pipe_ends_the_log_not_the_gateway(
     log = RequestLog(write, owned=True)
     for _ in range(3):
         log.write([log_line(record())])
+        log.flush()
     assert not log.enabled
     assert [(e["event"], e["reason"]) for e in operational] == [("request_log_off", "Broken pipe")]
     log.close()

@@ -1,14 +1,14 @@
-"""A gateway with exact tokens, pods that have the same ones, and a gate before the tokenizer."""
+"""A gateway with exact tokens, pods that have the same ones, and a gate before the processes."""
 
 from __future__ import annotations
 
-import threading
+import os
+import signal
 from array import array
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 import kit
 from calinix.app import App
@@ -33,23 +33,25 @@ LONG = "prefix cache, exactly. " * 40
 
 
 class Gate:
-    """Tokenising waits here while it is shut."""
+    """Tokenising stands still while it is shut: the processes are stopped."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.open = threading.Event()
-        self.open.set()
-        self.waiting = 0
-        encode = HfTokenizer.encode
+    def __init__(self, app: App):
+        assert app.gateway.tokens is not None
+        self._prompts = app.gateway.tokens.prompts
 
-        def wait(one: HfTokenizer, pieces: list[str]) -> list[bytes]:
-            self.waiting += 1
-            assert self.open.wait(30)
-            self.waiting -= 1
-            return encode(one, pieces)
+    def shut(self) -> None:
+        """Nothing is tokenised from now on."""
+        for pid in self._prompts.pids:
+            os.kill(pid, signal.SIGSTOP)
 
-        monkeypatch.setattr(HfTokenizer, "encode", wait)
-        # Whatever has to be tokenised goes to a thread.
-        monkeypatch.setattr("calinix.edge.prompt_tokens.LOOP_BUDGET_S", 0.0)
+    def open(self) -> None:
+        """All goes on."""
+        for pid in self._prompts.pids:
+            os.kill(pid, signal.SIGCONT)
+
+    async def idle(self) -> None:
+        """Waits until nothing is in hand."""
+        await kit.until(lambda: not self._prompts.jobs, "all tokens are there")
 
 
 def pod_with(tokenizer: HfTokenizer, serve: Script = whole_answer) -> Script:
@@ -69,7 +71,8 @@ def pod_with(tokenizer: HfTokenizer, serve: Script = whole_answer) -> Script:
 
 
 def of_tokens(folder: Path, pods: dict[str, Any], **tokenizing: Any) -> dict[str, Any]:
-    """A config for exact tokens."""
+    """A config for exact tokens, which are waited for."""
+    tokenizing = {"processes": 1, "waitMs": 10_000, **tokenizing}
     gateway = {"tokenizer": f"hf:{folder}", "tokenizing": tokenizing, "strategy": "cacheAware"}
     return merged(config_of(**pods), {"gateway": gateway, "sessions": {"maxSessions": 0}})
 
@@ -97,17 +100,9 @@ async def outcomes(app: App) -> dict[str, int]:
     found = await metrics(app)
     counts = {
         outcome: int(total(found, name, outcome=outcome))
-        for outcome in ("tokens", "waited", "late", "untold", "distrusted")
+        for outcome in ("tokens", "late", "untold", "distrusted")
     }
     return {outcome: count for outcome, count in counts.items() if count}
-
-
-async def verdicts(app: App) -> dict[str, int]:
-    """The same, whether in the loop or by a thread: that is a matter of how busy the machine is."""
-    found = await outcomes(app)
-    if "waited" in found:
-        found["tokens"] = found.get("tokens", 0) + found.pop("waited")
-    return found
 
 
 async def agreement(app: App, pod: str, kind: str) -> float | None:

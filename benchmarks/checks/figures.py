@@ -29,58 +29,76 @@ class _Findings(msgspec.Struct, frozen=True):
 
 class _Ratios(msgspec.Struct, frozen=True):
     ratios: list[Ratio]
+    findings: list[_Finding]
 
 
 def findings(script: str) -> Callable[[Context], list[Row]]:
     """A check that runs benchmarks/SCRIPT.py; its JSON lists what was found as `findings`."""
+    return _findings(lambda context: _run(context, script))
 
+
+def command_findings(name: str) -> Callable[[Context], list[Row]]:
+    """The same of a command, `calinix NAME`."""
+    return _findings(lambda context: _written(context, name, "-m", "calinix", name))
+
+
+def _findings(
+    run: Callable[[Context], tuple[Path | None, Row]],
+) -> Callable[[Context], list[Row]]:
     def look(context: Context) -> list[Row]:
-        results, why = _run(context, script)
+        results, why = run(context)
         if results is None:
             return [why]
         found = msgspec.json.decode(results.read_bytes(), type=_Findings).findings
-        rows = []
-        for one in found:
-            figures = f"{one.figure}; bar: {one.limit}"
-            if one.holds is None:
-                rows.append(not_run(one.what, f"the machine was too noisy: {figures}"))
-            else:
-                rows.append(row(one.what, one.holds, figures))
-        return rows
+        return [_row(one) for one in found]
 
     return look
 
 
-def speed(context: Context) -> list[Row]:
-    """CPU per request of the gateway over its peers', against each bar."""
-    results, why = _run(context, "bench_proxy")
+def _row(one: _Finding) -> Row:
+    figures = f"{one.figure}; bar: {one.limit}"
+    if one.holds is None:
+        return not_run(one.what, f"the machine was too noisy: {figures}")
+    return row(one.what, one.holds, figures)
+
+
+def peers(context: Context) -> list[Row]:
+    """CPU and latency of the gateway over its peers', against each bar."""
+    results, why = _run(context, "bench_peers")
     if results is None:
         return [why]
     rows = []
-    for one in msgspec.json.decode(results.read_bytes(), type=_Ratios).ratios:
+    compared = msgspec.json.decode(results.read_bytes(), type=_Ratios)
+    for one in compared.ratios:
         if one.limit is None or one.holds is None:
             continue
-        what = f"{one.case}: CPU over that of {one.peer}"
+        what = f"{one.case}: over {one.peer}"
         spread = one.ratio
         figures = f"{spread.median:.2f} ({spread.min:.2f} to {spread.max:.2f}), bar {one.limit:.2f}"
         if one.noisy:
             rows.append(not_run(what, f"the machine was too noisy: {figures}"))
         else:
             rows.append(row(what, one.holds, figures))
-    return rows or [row("CPU per request", False, "nothing was compared")]
+    rows += [_row(one) for one in compared.findings]
+    return rows or [row("side by side", False, "nothing was compared")]
 
 
 def _run(context: Context, script: str) -> tuple[Path | None, Row]:
     """The JSON file that the benchmark wrote, or none and a line that says why."""
     path = BENCHMARKS / f"{script}.py"
-    results = context.results / f"{script.removeprefix('bench_')}.json"
     if not path.exists():
         return None, not_run(script, "no such benchmark")
+    return _written(context, script, str(path))
+
+
+def _written(context: Context, name: str, *command: str) -> tuple[Path | None, Row]:
+    """The same of what Python is told to run."""
+    results = context.results / f"{name.removeprefix('bench_')}.json"
     results.unlink(missing_ok=True)
-    arguments = [str(path), "--json", str(results)]
+    arguments = [*command, "--json", str(results)]
     if context.quick:
         arguments.append("--quick")
-    done = context.benchmark(script, *arguments, timeout_s=TIMEOUT_S)
+    done = context.benchmark(name, *arguments, timeout_s=TIMEOUT_S)
     if results.exists():
-        return results, row(script, True, "")
-    return None, row(script, False, f"exit {done.status}: {done.last_line}")
+        return results, row(name, True, "")
+    return None, row(name, False, f"exit {done.status}: {done.last_line}")

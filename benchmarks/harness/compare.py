@@ -8,53 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from harness import contenders as who
+from harness.cases import BARS, CASES, Case
 from harness.tools import Load
 
 NOISY_CORES = 0.5
 """A slice during which others used more than this many cores is not quotable."""
-
-
-class Case(msgspec.Struct, frozen=True):
-    """One kind of load; `per` names the field of Load that is compared."""
-
-    name: str
-    what: str
-    arguments: tuple[str, ...]
-    per: str = "cpu_us_req"
-    unit: str = "CPU us/request"
-
-
-CASES = (
-    Case("chat-200", "200 B prompts, 32 connections", ("-c", "32", "-n", "200")),
-    Case("chat-32k", "32 KB prompts, 32 connections", ("-c", "32", "-n", "32768")),
-    Case(
-        "stream",
-        "128 streams of a chunk each 10 ms, 12.6k chunks/s",
-        ("-c", "128", "-n", "200", "-s", "-t", "100", "-g", "10000"),
-        "cpu_us_chunk",
-        "CPU us/chunk",
-    ),
-    Case("latency", "200 B prompts, one connection", ("-c", "1", "-n", "200"), "p50", "p50 us"),
-)
-
-
-class Bar(msgspec.Struct, frozen=True):
-    """Calinix may cost at most `limit` times what the peer costs in this case."""
-
-    case: str
-    peer: str
-    limit: float
-
-
-BARS = (
-    Bar("chat-200", who.ROUND_ROBIN, 0.70),
-    Bar("chat-200", who.CACHE_AWARE, 0.25),
-    Bar("chat-200", who.NGINX, 3.0),
-    Bar("chat-32k", who.ROUND_ROBIN, 0.95),
-    Bar("chat-32k", who.CACHE_AWARE, 0.27),
-    Bar("chat-32k", who.NGINX, 4.2),
-    Bar("stream", who.ROUND_ROBIN, 0.85),
-)
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -101,7 +59,7 @@ class Summary(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """Calinix's median over a peer's; min and max are of the single repeats, side by side."""
+    """Calinix over a peer, repeat by repeat, so that a drift of the machine meets both alike."""
 
     case: str
     peer: str
@@ -121,7 +79,7 @@ def summarise(slices: Sequence[Slice]) -> list[Summary]:
     """One summary for each contender in each case, in the order of CASES."""
     summaries = []
     for case in CASES:
-        mine = [one for one in slices if one.case == case.name]
+        mine = _slices_of(case, slices)
         for name in dict.fromkeys(one.contender for one in mine):
             taken = [one for one in mine if one.contender == name]
             summaries.append(
@@ -142,6 +100,35 @@ def summarise(slices: Sequence[Slice]) -> list[Summary]:
     return summaries
 
 
+class MaxRate(msgspec.Struct, frozen=True, rename="camel"):
+    """The most requests a second that a contender answers on one core, in a closed loop."""
+
+    case: str
+    contender: str
+    requests_per_s: Spread
+    core_used: float
+    """Of its core; well under 1: the load generator and the pods were what held it up."""
+
+
+def max_rates(slices: Sequence[Slice]) -> list[MaxRate]:
+    """From the slices of whole answers that come as fast as they can."""
+    return [
+        MaxRate(
+            case=one.case,
+            contender=one.contender,
+            requests_per_s=spread([taken.load.rps for taken in mine]),
+            core_used=statistics.median(taken.load.util for taken in mine),
+        )
+        for one in summarise(slices)
+        if one.unit == "CPU us/request"
+        for mine in [[s for s in slices if (s.case, s.contender) == (one.case, one.contender)]]
+    ]
+
+
+def _slices_of(case: Case, slices: Sequence[Slice]) -> list[Slice]:
+    return [one for one in slices if one.case == (case.of or case.name)]
+
+
 def _is_noisy(slices: Sequence[Slice], contender: str) -> bool:
     """Whether half or more of its slices are: then its median need not be a quiet one."""
     mine = [one.is_noisy for one in slices if one.contender == contender]
@@ -154,26 +141,25 @@ def ratios(slices: Sequence[Slice]) -> list[Ratio]:
     limits = {(bar.case, bar.peer): bar.limit for bar in BARS}
     for case in CASES:
         values: dict[str, dict[int, float]] = {}
-        for one in slices:
-            if one.case == case.name:
-                values.setdefault(one.contender, {})[one.repeat] = one.value(case)
+        for one in _slices_of(case, slices):
+            values.setdefault(one.contender, {})[one.repeat] = one.value(case)
         mine = values.pop(who.CALINIX, {})
         for peer, theirs in values.items():
             pairs = [mine[i] / theirs[i] for i in mine if theirs.get(i)]
             if not pairs:
                 continue
-            median = statistics.median(mine.values()) / statistics.median(theirs.values())
+            over = spread(pairs)
             limit = limits.get((case.name, peer))
             names = (who.CALINIX, peer)
-            concerned = [s for s in slices if s.case == case.name and s.contender in names]
+            concerned = [s for s in _slices_of(case, slices) if s.contender in names]
             whole = all(s.load.is_whole for s in concerned)
             found.append(
                 Ratio(
                     case=case.name,
                     peer=peer,
-                    ratio=Spread(median, min(pairs), max(pairs)),
+                    ratio=over,
                     limit=limit,
-                    holds=None if limit is None else whole and median <= limit,
+                    holds=None if limit is None else whole and over.median <= limit,
                     noisy=any(_is_noisy(concerned, name) for name in names),
                 )
             )

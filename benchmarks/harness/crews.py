@@ -17,7 +17,6 @@ from calinix.sim.pod_model import PodFigures
 from harness.contenders import (
     Contender,
     Setup,
-    calinix_config,
     calinix_contender,
     new_setup,
     started,
@@ -37,15 +36,15 @@ class Tools(msgspec.Struct, frozen=True):
     """Raw figures, for the JSON."""
 
 
-def gateway_of(tools: Tools, workers: int, **more: Any) -> Contender:
-    """The gateway with so many workers; `more` adds to the section `gateway`."""
-    base = calinix_contender(tools.calinix)
+def gateway_of(tools: Tools, workers: int, strategy: str = "cacheAware") -> Contender:
+    """The gateway with so many workers."""
+    base = calinix_contender(tools.calinix, strategy)
 
     def command(setup: Setup) -> list[str]:
         line = base.command(setup)
         path = setup.folder / "config.yaml"
-        config: Any = calinix_config(setup)
-        config["gateway"] |= {"workers": workers, **more}
+        config: Any = yaml.safe_load(path.read_text())
+        config["gateway"]["workers"] = workers
         path.write_text(yaml.safe_dump(config))
         return line
 
@@ -72,7 +71,7 @@ def settled(setup: Setup, workers: int) -> None:
 
 @contextlib.asynccontextmanager
 async def fleet(
-    tools: Tools, workers: int, figures: PodFigures, **more: Any
+    tools: Tools, workers: int, figures: PodFigures, strategy: str = "cacheAware"
 ) -> AsyncIterator[tuple[Setup, Child, dict[str, MockPod]]]:
     """Mock pods in this process, and a gateway of so many workers before them."""
     loop = asyncio.get_running_loop()
@@ -80,7 +79,7 @@ async def fleet(
         pods = [await stack.enter_async_context(MockPod(figures=figures)) for _ in range(POD_COUNT)]
         folder = tools.folder / f"{len(list(tools.folder.iterdir()))}"
         setup = new_setup([pod.port for pod in pods], folder)
-        starting = started(tools.children, gateway_of(tools, workers, **more), setup, None)
+        starting = started(tools.children, gateway_of(tools, workers, strategy), setup, None)
         child = await loop.run_in_executor(None, starting.__enter__)
         try:
             await loop.run_in_executor(None, settled, setup, workers)

@@ -1,6 +1,6 @@
-"""The peers' programs: nginx from Debian, vllm-router from the Python package index.
+"""The peers' programs: nginx from Debian, the routers from the Python package index.
 
-Nothing of them enters the project's own environment: vllm-router gets a venv under .peers/.
+Nothing of them enters the project's own environment: each router gets a venv under .peers/.
 """
 
 from __future__ import annotations
@@ -13,12 +13,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from harness.machine import ROOT, output_of
 from harness.processes import BenchmarkError
 
-VLLM_ROUTER = "vllm-router>=0.1.17"
 PEERS = ROOT / ".peers"
 NGINX_PACKAGES = ("nginx-light", "nginx")
+
+
+class Router(msgspec.Struct, frozen=True):
+    """A router's package, which has a program of the same name."""
+
+    package: str
+    least: str
+    """The oldest version that is compared with."""
+
+
+VLLM_ROUTER = Router("vllm-router", "0.1.17")
+SMG = Router("smg", "1.13.0")
+SGLANG_ROUTER = Router("sglang-router", "0.3.2")
 
 
 def find_nginx() -> Path:
@@ -41,19 +55,20 @@ def nginx_version(nginx: Path) -> str:
     return said.group(1) if said else "unknown"
 
 
-def find_vllm_router() -> Path:
-    """Path of vllm-router in its own venv, which is made when it is missing."""
-    venv = PEERS / "vllm-router"
-    program = venv / "bin" / "vllm-router"
+def find_router(router: Router) -> Path:
+    """Path of a router in its own venv, which is made when it is missing."""
+    venv = PEERS / router.package
+    program = venv / "bin" / router.package
     if not program.exists():
         _run(sys.executable, "-m", "venv", str(venv))
-        _run(str(venv / "bin" / "pip"), "install", "--quiet", VLLM_ROUTER)
+        wanted = f"{router.package}>={router.least}"
+        _run(str(venv / "bin" / "pip"), "install", "--quiet", wanted)
     return program
 
 
-def vllm_router_version(program: Path) -> str:
+def router_version(router: Router, program: Path) -> str:
     """As its package says."""
-    code = "from importlib.metadata import version; print(version('vllm-router'))"
+    code = f"from importlib.metadata import version; print(version('{router.package}'))"
     return output_of(str(program.with_name("python")), "-c", code) or "unknown"
 
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from harness.compare import Case
+from harness.cases import Case
 from harness.contenders import Contender
 from harness.processes import BenchmarkError
 from harness.slices import Bench

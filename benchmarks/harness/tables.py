@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from harness.compare import CASES, Ratio, Summary
+from harness.cases import CASES
+from harness.compare import Ratio, Summary
 
 
 def new_console() -> Console:

@@ -10,7 +10,7 @@ from typing import IO
 import msgspec
 
 from harness.machine import BENCHMARKS, Cores
-from harness.processes import BenchmarkError, Child, Children
+from harness.processes import BenchmarkError, Child, Children, get
 
 BUILD = BENCHMARKS / ".build"
 ANSWER_BYTES = 400
@@ -82,11 +82,30 @@ class MockPods:
         self.child = child
         self.ports = ports
 
+    def counts(self) -> dict[str, int]:
+        """What came so far: requests by port, and what mock_upstream.c counts by name."""
+        _, page = get(self.ports[0], "/stats")
+        return {name: int(count) for name, count in map(str.split, page.decode().splitlines())}
 
-def start_mock_pods(children: Children, cores: Cores, folder: Path) -> MockPods:
-    """Starts POD_COUNT mock pods on free ports, beside the load generator."""
+
+def start_mock_pods(
+    children: Children,
+    cores: Cores,
+    folder: Path,
+    *,
+    handoff: str = "",
+    service_us: Sequence[int] = (),
+) -> MockPods:
+    """Starts POD_COUNT mock pods on free ports, beside the load generator.
+
+    `handoff` is how pairs of them hand KV on (nixl, sglang), `service_us` how long each of them
+    takes for an answer.
+    """
+    options = ["-x", handoff] if handoff else []
+    if service_us:
+        options += ["-w", ",".join(str(us) for us in service_us)]
     child = children.start(
-        [str(BUILD / "mock_upstream"), *["0"] * POD_COUNT],
+        [str(BUILD / "mock_upstream"), *options, *["0"] * POD_COUNT],
         folder / "mock_upstream.log",
         core=cores.others,
         stdout=subprocess.PIPE,

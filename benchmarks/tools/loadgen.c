@@ -1,7 +1,8 @@
 /* A load generator that costs next to nothing: HTTP/1.1 over one epoll thread, one JSON line out.
  *
  *     loadgen -p PORT [-c CONNECTIONS] [-d SECONDS] [-w WARM_UP_SECONDS] [-N REQUESTS]
- *             [-n PROMPT_BYTES] [-S SHARED_PERCENT] [-H EVERY] [-m MODEL] [-u PATH] [-G PATH]
+ *             [-n PROMPT_BYTES] [-S SHARED_PERCENT] [-T MESSAGES] [-U] [-H EVERY] [-m MODEL]
+ *             [-u PATH] [-G PATH]
  *             [-s -t CHUNKS -g GAP_US] [-r RATE] [-z REST_US] [-A] [-P PID,PID...] [-M MOCK_PID]
  *
  * Closed loop, each connection sending its next request when its answer is complete; with -r paced
@@ -10,6 +11,8 @@
  *     backlog of its own when it is answered more slowly than it asks
  * -S  80 by default: how much of each prompt is shared by its group (one of 8); the rest, and with
  *     -S 0 all of it, is new in each request
+ * -T  2 by default: the messages that a prompt has; as many of them are shared as of the bytes
+ * -U  prompts are of many scripts, in UTF-8 (as bytes, not as escapes)
  * -H  each EVERY-th request is a hot prompt: of one more group whose first 80 % are always the same
  * -G  GET this path instead
  * -N  ends after this many requests, sent before or after warming up (-d bounds the time still)
@@ -69,6 +72,7 @@ static struct {
                         .port = 8000,
                         .prompt_bytes = 200,
                         .shared_percent = 80,
+                        .turns = 2,
                         .max_tokens = 100}};
 
 struct samples {
@@ -452,6 +456,8 @@ static void read_option(int option)
     case 'N': options.request_limit = atol(optarg); break;
     case 'n': options.prompt.prompt_bytes = strtoul(optarg, NULL, 10); break;
     case 'S': options.prompt.shared_percent = atoi(optarg); break;
+    case 'T': options.prompt.turns = atoi(optarg); break;
+    case 'U': options.prompt.wide = true; break;
     case 'H': options.hot_every = atoi(optarg); break;
     case 'm': options.prompt.model = optarg; break;
     case 'u': options.prompt.path = optarg; break;
@@ -470,13 +476,15 @@ static void read_option(int option)
 
 int main(int argument_count, char **arguments)
 {
+    static const char OPTIONS[] = "p:c:d:w:N:n:S:T:UH:m:u:G:st:g:r:z:AP:M:";
     int option;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGTERM, on_signal);
     signal(SIGINT, on_signal);
-    while ((option = getopt(argument_count, arguments, "p:c:d:w:N:n:S:H:m:u:G:st:g:r:z:AP:M:")) != -1)
+    while ((option = getopt(argument_count, arguments, OPTIONS)) != -1)
         read_option(option);
-    if (optind < argument_count || options.connections < 1 || options.prompt.shared_percent < 0 ||
+    if (optind < argument_count || options.connections < 1 || options.prompt.turns < 1 ||
+        options.prompt.shared_percent < 0 ||
         options.prompt.shared_percent > 100) {
         fprintf(stderr, "usage: see the head of loadgen.c\n");
         return 2;

@@ -1,14 +1,21 @@
 /* A mock OpenAI engine that costs next to nothing, so that a benchmark sees only the proxy in front.
  *
- *     mock_upstream PORT...        one pod for each port (0: any free one), all in this one process
+ *     mock_upstream [-x nixl|sglang] [-w US,US...] PORT...
+ *
+ * One pod for each port (0: any free one), all in this one process.
+ * -x  prefill and decode apart: a prefill leg of vLLM's NIXL gets a handle; SGLang's two legs wait for
+ *     each other, and that of the pod named first is the prefill's
+ * -w  how long each pod, in the order of the ports, takes for a whole answer; 0 for those not named
  *
  * The ports are printed on standard output, in the order given, once all of them listen.
  * POST (any path): one whole JSON answer, or with "stream":true `max_tokens` SSE events that are
- * `seed` microseconds apart; both are standard OpenAI fields, so every proxy lets them through.
+ * `seed` microseconds apart; both are standard OpenAI fields, so every proxy lets them through. A pod
+ * sends the events of all its streams together, as an engine's step yields a token for each request.
+ * POST .../render: 404, as engines that have no such path say.
  * GET: /health /v1/models /metrics /version /get_server_info /v1/loads, and /stats: "PORT REQUESTS"
- * for each pod and "bytes N", the bytes of all request bodies.
+ * for each pod, "bytes N", the bytes of all request bodies, and what was handed on (handoff.h).
  *
- * One thread over epoll. Events of streams wait in a heap, ordered by the time they are due.
+ * One thread over epoll. What is sent later waits in a heap, ordered by the time it is due.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -23,6 +30,7 @@
 #include <unistd.h>
 
 #include "common.h"
+#include "handoff.h"
 #include "request.h"
 
 enum {
@@ -39,7 +47,7 @@ struct pod {
     enum watched kind; /* first in both structs: epoll hands back a pointer to it */
     int listener;
     int port;
-    long requests;
+    long requests, service_ns;
 };
 
 struct connection {
@@ -50,13 +58,19 @@ struct connection {
     size_t received_length, received_room;
     char *unsent;
     size_t unsent_length, unsent_room;
-    bool streaming, closing, broken;
+    bool streaming; /* its answer is under way: in the heap, or it waits for the other leg */
+    bool streams;   /* what it asked for: events, not a whole answer */
+    bool late;      /* and will be a whole one */
+    bool closing, broken, is_prefill;
+    size_t prompt_tokens;
     long events_left, gap_ns, due_ns;
 };
 
 static struct pod pods[MAX_PODS];
 static int pod_count;
 static long body_bytes_received;
+static enum handoff handoff;
+static struct handed handed;
 static int poller;
 
 static struct connection **heap; /* streams by due_ns, the earliest first */
@@ -71,7 +85,7 @@ static const char CHAT_ANSWER[] =
     "\"assistant\",\"content\":\"A short answer from the mock engine; its length is fixed, so that "
     "a body has exactly 400 bytes.%*s\"},\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":{"
     "\"completion_tokens\":25,\"prompt_tokens\":%zu,\"total_tokens\":%zu}}";
-enum { ANSWER_BYTES = 400, BYTES_PER_TOKEN = 4 };
+enum { ANSWER_BYTES = 400, BYTES_PER_TOKEN = 4, MAX_HANDLE = 64 << 10 };
 
 static const char STREAM_EVENT[] =
     "data: {\"id\":\"chatcmpl-00112233445566778899aabbccddeeff\",\"object\":"
@@ -83,13 +97,15 @@ static const char STREAM_HEAD[] = "HTTP/1.1 200 OK\r\ncontent-type: text/event-s
                                   "transfer-encoding: chunked\r\n\r\n";
 static const char STREAM_END[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
 
+#define MODELS(ENGINE)                                                                             \
+    "{\"object\":\"list\",\"data\":[{\"id\":\"mock\",\"object\":\"model\",\"created\":1700000000,"          \
+    "\"owned_by\":\"" ENGINE "\",\"root\":\"mock\",\"max_model_len\":131072}]}"
+
 static const struct {
     const char *path, *type, *body;
 } PAGES[] = {
     {"/health", "text/plain", "OK"},
-    {"/v1/models", "application/json",
-     "{\"object\":\"list\",\"data\":[{\"id\":\"mock\",\"object\":\"model\",\"created\":1700000000,"
-     "\"owned_by\":\"vllm\",\"root\":\"mock\",\"max_model_len\":131072}]}"},
+    {"/v1/models", "application/json", MODELS("vllm")},
     {"/metrics", "text/plain",
      "vllm:num_requests_running{model_name=\"mock\"} 0\n"
      "vllm:num_requests_waiting{model_name=\"mock\"} 0\n"
@@ -164,11 +180,18 @@ static void send_unsent(struct connection *connection)
 
 static void send_page(struct connection *connection, const char *type, const char *body)
 {
-    char answer[8192];
+    static char answer[8192 + MAX_HANDLE];
     int length = snprintf(answer, sizeof answer,
                           "HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %zu\r\n\r\n%s",
                           type, strlen(body), body);
     send_bytes(connection, answer, (size_t)length);
+}
+
+static void send_not_found(struct connection *connection)
+{
+    static const char ANSWER[] = "HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\n"
+                                 "content-length: 22\r\n\r\n{\"detail\":\"Not Found\"}";
+    send_bytes(connection, ANSWER, sizeof ANSWER - 1);
 }
 
 static void send_stats(struct connection *connection)
@@ -178,7 +201,9 @@ static void send_stats(struct connection *connection)
     for (int i = 0; i < pod_count; i++)
         length += snprintf(body + length, sizeof body - (size_t)length, "%d %ld\n", pods[i].port,
                            pods[i].requests);
-    snprintf(body + length, sizeof body - (size_t)length, "bytes %ld\n", body_bytes_received);
+    snprintf(body + length, sizeof body - (size_t)length,
+             "bytes %ld\nprefills %ld\nhandles %ld\nmeetings %ld\n", body_bytes_received,
+             handed.prefills, handed.handles, handed.meetings);
     send_page(connection, "text/plain", body);
 }
 
@@ -229,12 +254,20 @@ static void send_event(struct connection *connection)
     send_bytes(connection, chunk, (size_t)length);
 }
 
-static void begin_stream(struct connection *connection, const struct request *request)
+/* The next step of a pod whose steps are `gap_ns` apart; pods take turns. So it is always the same
+ * number of events that comes at once, not what the moments of the requests happen to make of it. */
+static long next_step(const struct pod *pod, long gap_ns)
 {
-    long otherwise = number_after(request, "\"max_completion_tokens\"", 100);
-    connection->events_left = number_after(request, "\"max_tokens\"", otherwise);
-    connection->gap_ns = 1000 * number_after(request, "\"seed\"", 0);
-    connection->due_ns = now_ns() + connection->gap_ns;
+    long now = now_ns();
+    if (!gap_ns)
+        return now;
+    long turn_ns = gap_ns * (pod - pods) / pod_count;
+    return now + gap_ns - (now - turn_ns) % gap_ns;
+}
+
+static void begin_stream(struct connection *connection)
+{
+    connection->due_ns = next_step(connection->pod, connection->gap_ns);
     connection->streaming = true;
     /* Headers at once, as vLLM sends them before its generator runs. */
     send_bytes(connection, STREAM_HEAD, sizeof STREAM_HEAD - 1);
@@ -246,6 +279,14 @@ static void begin_stream(struct connection *connection, const struct request *re
 static void answer_get(struct connection *connection, const struct request *request)
 {
     const char *path = request->target + 1;
+    if (handoff == SGLANG && strncmp(path, "/version", 8) == 0) { /* only vLLM has it */
+        send_not_found(connection);
+        return;
+    }
+    if (handoff == SGLANG && strncmp(path, "/v1/models", 10) == 0) {
+        send_page(connection, "application/json", MODELS("sglang"));
+        return;
+    }
     if (strncmp(path, "/stats", 6) == 0) {
         send_stats(connection);
         return;
@@ -259,17 +300,83 @@ static void answer_get(struct connection *connection, const struct request *requ
 }
 
 /* Its usage says one token for four characters: gateways learn the size of tokens from it. */
-static void send_chat_answer(struct connection *connection, const struct request *request)
+static void send_chat_answer(struct connection *connection)
 {
     static char text[2 * ANSWER_BYTES]; /* kept, as prompts of one run have one length */
+    static char with_handle[2 * ANSWER_BYTES + MAX_HANDLE];
     static size_t text_tokens = (size_t)-1;
-    size_t tokens = prompt_length(request) / BYTES_PER_TOKEN;
+    size_t tokens = connection->prompt_tokens;
+    bool has_handle = handoff == NIXL && connection->is_prefill;
     if (tokens != text_tokens) {
         int length = snprintf(text, sizeof text, CHAT_ANSWER, 0, "", tokens, tokens + 25);
         snprintf(text, sizeof text, CHAT_ANSWER, ANSWER_BYTES - length, "", tokens, tokens + 25);
         text_tokens = tokens;
     }
-    send_page(connection, "application/json", text);
+    if (has_handle) {
+        char *closing = mempcpy(with_handle, text, ANSWER_BYTES - 1); /* without its last brace */
+        strcpy(closing, handle_for(tokens));
+    }
+    send_page(connection, "application/json", has_handle ? with_handle : text);
+}
+
+static void begin_answer(struct connection *connection)
+{
+    if (connection->streams) {
+        begin_stream(connection);
+    } else if (!connection->pod->service_ns) {
+        connection->streaming = false;
+        send_chat_answer(connection);
+    } else {
+        connection->late = connection->streaming = true;
+        connection->due_ns = now_ns() + connection->pod->service_ns;
+        heap_push(connection);
+    }
+}
+
+/* What is to be answered is kept, as the other leg may be what it waits for. */
+static void read_wishes(struct connection *connection, const struct request *request)
+{
+    long otherwise = number_after(request, "\"max_completion_tokens\"", 100);
+    connection->streams = wants_stream(request);
+    connection->prompt_tokens = prompt_length(request) / BYTES_PER_TOKEN;
+    connection->events_left = number_after(request, "\"max_tokens\"", otherwise);
+    connection->gap_ns = 1000 * number_after(request, "\"seed\"", 0);
+    connection->is_prefill = handoff == NIXL && take_nixl_leg(request, &handed);
+}
+
+static void answer_all(struct connection *connection);
+static void close_if_over(struct connection *connection);
+
+/* Both legs are answered once both are there. */
+static void meet(struct connection *connection, const struct request *request)
+{
+    bool roomless;
+    struct connection *other = meet_in_room(request, connection, &roomless);
+    if (roomless) { /* a decode pod serves nothing that is not prefilled elsewhere */
+        send_not_found(connection);
+        return;
+    }
+    if (!other) {
+        connection->streaming = true;
+        return;
+    }
+    handed.meetings++;
+    struct connection *prefill = other->pod < connection->pod ? other : connection;
+    prefill->events_left = 1;
+    begin_answer(prefill);
+    begin_answer(prefill == other ? connection : other);
+    /* The other one has been waiting: nobody else goes on with what it sent meanwhile. */
+    if (!other->streaming) {
+        answer_all(other);
+        close_if_over(other);
+    }
+}
+
+static bool target_ends_with(const struct request *request, const char *name)
+{
+    const char *end = strpbrk(request->target + 1, " ?\r"); /* a head has a CR at the latest */
+    size_t length = strlen(name);
+    return end - request->target > (long)length && memcmp(end - length, name, length) == 0;
 }
 
 static void answer(struct connection *connection, const struct request *request)
@@ -278,12 +385,17 @@ static void answer(struct connection *connection, const struct request *request)
         answer_get(connection, request);
         return;
     }
+    if (target_ends_with(request, "/render")) {
+        send_not_found(connection);
+        return;
+    }
     connection->pod->requests++;
     body_bytes_received += (long)request->body_length;
-    if (wants_stream(request))
-        begin_stream(connection, request);
+    read_wishes(connection, request);
+    if (handoff == SGLANG)
+        meet(connection, request);
     else
-        send_chat_answer(connection, request);
+        begin_answer(connection);
 }
 
 static void answer_all(struct connection *connection)
@@ -361,6 +473,13 @@ static void close_if_over(struct connection *connection)
 
 static void continue_stream(struct connection *connection, long now)
 {
+    if (connection->late) {
+        connection->late = connection->streaming = false;
+        send_chat_answer(connection);
+        answer_all(connection);
+        close_if_over(connection);
+        return;
+    }
     if (connection->unsent_length > MAX_UNSENT) {
         connection->due_ns = now + 1000000;
     } else if (connection->events_left > 0) {
@@ -445,16 +564,39 @@ static int wait_for_events(struct epoll_event *events)
     return epoll_pwait2(poller, events, EVENTS_PER_WAIT, limit, NULL);
 }
 
+static void read_service_times(char *list)
+{
+    int pod = 0;
+    for (char *us = strtok(list, ","); us && pod < MAX_PODS; us = strtok(NULL, ","))
+        pods[pod++].service_ns = 1000 * atol(us);
+}
+
+static bool read_options(int argument_count, char **arguments)
+{
+    int option;
+    while ((option = getopt(argument_count, arguments, "x:w:")) != -1) {
+        if (option == 'w')
+            read_service_times(optarg);
+        else if (option == 'x' && strcmp(optarg, "nixl") == 0)
+            handoff = NIXL;
+        else if (option == 'x' && strcmp(optarg, "sglang") == 0)
+            handoff = SGLANG;
+        else
+            return false;
+    }
+    return optind < argument_count && argument_count - optind <= MAX_PODS;
+}
+
 int main(int argument_count, char **arguments)
 {
     struct epoll_event events[EVENTS_PER_WAIT];
-    if (argument_count < 2 || argument_count > MAX_PODS + 1) {
-        fprintf(stderr, "usage: mock_upstream PORT... (at most %d)\n", MAX_PODS);
+    if (!read_options(argument_count, arguments)) {
+        fprintf(stderr, "usage: see the head of mock_upstream.c (at most %d pods)\n", MAX_PODS);
         return 2;
     }
     signal(SIGPIPE, SIG_IGN);
     poller = epoll_create1(0);
-    for (int i = 1; i < argument_count; i++) {
+    for (int i = optind; i < argument_count; i++) {
         listen_on(&pods[pod_count++], atoi(arguments[i]));
         printf("%d%s", pods[pod_count - 1].port, i + 1 < argument_count ? " " : "\n");
     }

@@ -15,8 +15,10 @@ struct prompt {
 struct prompt_options {
     const char *path, *model;
     int port;
-    size_t prompt_bytes;
-    int shared_percent; /* how much of a prompt all of its group begin with */
+    size_t prompt_bytes; /* of all messages' contents together */
+    int shared_percent;  /* how much of a prompt all of its group begin with */
+    int turns;           /* messages of a prompt; at least one of them is new */
+    int wide;            /* words of many scripts, in UTF-8, instead of English ones */
     int max_tokens;
     long gap_us;
     int stream;

@@ -9,7 +9,6 @@ import random
 import resource
 import signal
 import ssl
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from calinix.edge.http_server import HttpServer
 from calinix.edge.identify import Identity
 from calinix.edge.journal import Journal
 from calinix.edge.kv_feed import KvFeed
+from calinix.edge.prompt_tokens import PromptTokenizer
 from calinix.edge.scraper import Scraper
 from calinix.edge.tls import client_ssl_context, server_ssl_context
 from calinix.edge.token_check import TokenChecks
@@ -41,7 +41,6 @@ from calinix.telemetry import Telemetry
 log = structlog.get_logger()
 
 _ADMIN_BODY_BYTES = 65_536
-_SWITCH_S = 0.0005
 _MAX_FILES = 65_536
 
 # What a running process cannot take over from a new file.
@@ -85,23 +84,14 @@ class App:
         self.admin: HttpServer | None = None
 
     def _exact_tokens(self, config: Config) -> ExactTokens | None:
-        """For prompts that go by the engine's own tokens. Raises ConfigError."""
+        """For prompts that go by the engine's own tokens."""
         path = hf_path(config.gateway.tokenizer)
         if path is None:
             return None
-        # Only here: their libraries are an extra.
-        from calinix.edge.prompt_tokens import PromptTokenizer  # noqa: PLC0415
-        from calinix.edge.tokenizers import tokenizer_of  # noqa: PLC0415
-
         settings = config.gateway.tokenizing
-        tokenizer = tokenizer_of(path, settings)
-        # A thread that has the interpreter gives it back to the loop this soon.
-        sys.setswitchinterval(_SWITCH_S)
-        prompts = PromptTokenizer(
-            tokenizer, self._loop, threads=settings.threads, cache_bytes=settings.cache_bytes
-        )
+        prompts = PromptTokenizer(path, settings, self._loop)
         checks = TokenChecks(
-            tokenizer.ids_of, self._loop, settings.check_ms / 1e3, self._jitter.random
+            prompts.ids_of, self._loop, settings.check_ms / 1e3, self._jitter.random
         )
         return ExactTokens(prompts, checks, self._loop, settings.wait_ms / 1e3)
 
@@ -139,8 +129,13 @@ class App:
         return f"http://{_dialable(self.config.admin.host)}:{self.admin.port}"
 
     async def start(self) -> None:
-        """Opens the ports and starts the probes. Raises ConfigError when a port is taken."""
+        """Opens the ports and starts the probes.
+
+        Raises ConfigError: a port is taken, or the tokenizer cannot be used.
+        """
         config = self.config
+        if self.gateway.tokens is not None:
+            await self.gateway.tokens.open()
         upstreams = self.gateway.upstreams
         upstreams.on_added = self._start_pod
         upstreams.on_removed = self._stop_pod

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from calinix import __version__
+from calinix.cli_bench import BENCH_NOTES, bench
 from calinix.cli_check import check
 from calinix.cli_demo import demo
 from calinix.cli_explain import explain
@@ -70,6 +71,7 @@ app.command("demo")(demo)
 app.command("explain")(explain)
 app.command("replay")(replay)
 app.command("simulate", epilog=SIMULATE_NOTES)(simulate)
+app.command("bench", epilog=BENCH_NOTES)(bench)
 app.command("mock-pod", epilog=MOCK_POD_NOTES)(mock_pod_command)
 app.command("load", epilog=LOAD_NOTES)(load_command)
 

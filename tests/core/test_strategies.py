@@ -133,6 +133,22 @@ def test_imbalance_drops_the_too_busy() -> None:
     assert filters.imbalance(state, REQUEST, choice_of(state, [5, 5, 5])) == 0b111
 
 
+def test_a_hot_prefix_is_copied_while_all_its_holders_are_busy() -> None:
+    """Two or more hold it, and each has more than the mean and copyOffset: then nobody of them."""
+    state = state_of(4)
+
+    def kept(inflight: list[float], depths: list[float], pick: int) -> int:
+        return filters.without_busy_holders(state, choice_of(state, inflight, depths), pick)
+
+    assert kept([5, 5, 0, 0], [9, 9, 0, 3], 0) == 0b1100
+    assert kept([5, 3, 0, 0], [9, 9, 0, 3], 0) == 0, "one of them has room"
+    assert kept([5, 5, 0, 0], [9, 8, 0, 3], 0) == 0, "only one pod holds most"
+    assert kept([5, 5, 0, 0], [9, 9, 0, 3], 2) == 0, "it goes elsewhere anyhow"
+    assert kept([5, 5, 5, 5], [9, 9, 9, 9], 0) == 0, "there is nobody else"
+    state.strategy = Strategy(imbalance=Imbalance(copy_offset=3.0))
+    assert kept([5, 5, 0, 0], [9, 9, 0, 3], 0) == 0
+
+
 def test_a_full_match_cannot_outbid_any_load() -> None:
     """Under cacheAware a hot prefix spreads once its pod is too busy; not if switched off."""
     for enabled, spread in ((True, True), (False, False)):

@@ -131,6 +131,16 @@ def test_imbalance(rule: dict[str, Any], number: int) -> None:
     assert picked(router, "single") == f"single-{number}"
 
 
+@pytest.mark.parametrize(("offset", "is_copied"), [(1.0, True), (6.0, False)])
+def test_copy_offset(offset: float, is_copied: bool) -> None:
+    """Two pods hold the prompt and have four requests each: a third one gets it, or does not."""
+    rule = {"gateway": {"strategy": {"imbalance": {"copyOffset": offset}}}}
+    router = router_of(merged(weights("single", cache=1.0), rule))
+    for number in (0, 1):
+        only(router, number, lambda: [ask(router, 20, mode="single") for _ in range(4)])
+    assert (picked(router, "single") == "single-2") is is_copied
+
+
 @pytest.mark.parametrize(
     ("gateway", "blocks"),
     [({}, 3), ({"blockSize": 100}, 4), ({"tokenizer": "words", "blockSize": 10}, 9)],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ from tokenkit import (
     of_tokens,
     outcomes,
     pod_with,
-    verdicts,
 )
 
 
@@ -43,14 +43,6 @@ def tokenizer(folder: Path) -> HfTokenizer:
     return HfTokenizer(load_folder(str(folder)))
 
 
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    """A gate that is open, until a test shuts it."""
-    found = Gate(monkeypatch)
-    yield found
-    found.open.set()
-
-
 # --- in time -------------------------------------------------------------------------------------
 
 
@@ -59,7 +51,7 @@ async def test_a_conversation_goes_by_its_tokens(folder: Path, tokenizer: HfToke
     """Sizes are exact, and the next turn finds every full block of the one before, not one more."""
     async with (
         raw_pod(pod_with(tokenizer)) as pod,
-        gateway_of(of_tokens(folder, {"p": pod}, waitMs=10_000)) as app,
+        gateway_of(of_tokens(folder, {"p": pod})) as app,
     ):
         first, second = chat(LONG), chat(LONG, "Yes.", "And then?")
         decision = await ask(app, first)
@@ -70,7 +62,7 @@ async def test_a_conversation_goes_by_its_tokens(folder: Path, tokenizer: HfToke
         assert again["predicted"]["cachedTokens"] == len(ours) // 4 // 16 * 16
         await checked(app, "p")
         assert await agreement(app, "p", "chat") == await agreement(app, "p", "completions") == 1
-        assert await verdicts(app) == {"tokens": 2}
+        assert await outcomes(app) == {"tokens": 2}
         assert total(await metrics(app), "calinix_token_cache_bytes") > 0
 
 
@@ -112,98 +104,118 @@ async def test_what_has_no_tokens_goes_by_its_bytes(folder: Path, tokenizer: HfT
 
 
 @kit.on_loop
-async def test_a_thread_that_is_in_time_is_waited_for(
-    folder: Path, tokenizer: HfTokenizer, gate: Gate
-) -> None:
-    """What a thread tokenises within waitMs is routed by its tokens, and known by its bytes too."""
-    config = of_tokens(folder, {}, waitMs=10_000)
-    async with raw_pod(pod_with(tokenizer)) as pod:
-        config["upstreams"]["single"]["pods"] = [{"id": "p", "url": pod.url}]
-        async with gateway_of(config) as app:
-            body = chat(LONG)
-            decision = await ask(app, body)
-            assert decision["prompt"]["tokens"] == len(ids(tokenizer, body)) // 4
-            assert await outcomes(app) == {"waited": 1}
-            # The day after, when threads are late:
-            assert app.gateway.tokens is not None
-            app.gateway.tokens._wait_s = 0.0
-            gate.open.clear()
-            late = await ask(
-                app, {**body, "messages": [*body["messages"], *chat("more")["messages"]]}
-            )
-            assert late["predicted"]["cachedBlocks"] > 5
-            gate.open.set()
+async def test_a_prompt_is_known_by_its_bytes_too(folder: Path, tokenizer: HfTokenizer) -> None:
+    """What was routed by its tokens is found when the next turn's are late."""
+    async with (
+        raw_pod(pod_with(tokenizer)) as pod,
+        gateway_of(of_tokens(folder, {"p": pod})) as app,
+    ):
+        body = chat(LONG)
+        decision = await ask(app, body)
+        assert decision["prompt"]["tokens"] == len(ids(tokenizer, body)) // 4
+        assert await outcomes(app) == {"tokens": 1}
+        assert app.gateway.tokens is not None
+        app.gateway.tokens._wait_s = 0.0
+        gate = Gate(app)
+        gate.shut()
+        late = await ask(app, {**body, "messages": [*body["messages"], *chat("more")["messages"]]})
+        assert late["predicted"]["cachedBlocks"] > 5
 
 
-@kit.on_loop
-async def test_late_tokens_do_not_hold_up_a_request(
-    folder: Path, tokenizer: HfTokenizer, gate: Gate
+@pytest.mark.parametrize(("most", "known"), [(65_536, True), (8, False)])
+def test_late_tokens_do_not_hold_up_a_request(
+    folder: Path, tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch, most: int, known: bool
 ) -> None:
-    """After waitMs a prompt goes by its bytes; its tokens, when they come, are known as well."""
+    """After waitMs a prompt goes by its bytes; its tokens are known later, unless too many."""
+    monkeypatch.setattr("calinix.gateway.tokens.MAX_LATE_TOKENS", most)
     held = asyncio.Event()
 
     async def slow(served: Served) -> None:
         await held.wait()
         await whole_answer(served)
 
-    async with (
-        raw_pod(pod_with(tokenizer, slow)) as pod,
-        gateway_of(of_tokens(folder, {"p": pod}, waitMs=20)) as app,
-    ):
-        body = chat(LONG)
-        gate.open.clear()
-        first = asyncio.ensure_future(ask(app, body))
-        await kit.until(lambda: app.router.open_leases() == 1, "it is routed")
-        assert gate.waiting == 1
-        gate.open.set()
-        tokens = app.gateway.tokens
-        assert tokens is not None
-        await kit.until(lambda: not tokens.prompts.jobs, "its tokens are there")
-        held.set()
-        decision = await first
-        assert decision["prompt"]["tokens"] != len(ids(tokenizer, body)) // 4
-        tokens._wait_s = 10.0
-        again = await ask(app, body)
-        assert again["predicted"]["cachedTokens"] == (len(ids(tokenizer, body)) // 4 - 1) // 16 * 16
-        assert await outcomes(app) == {"late": 1, "waited": 1}
+    async def main() -> None:
+        async with (
+            raw_pod(pod_with(tokenizer, slow)) as pod,
+            gateway_of(of_tokens(folder, {"p": pod}, waitMs=20)) as app,
+        ):
+            await checked(app, "p")
+            body = chat(LONG)
+            gate = Gate(app)
+            gate.shut()
+            first = asyncio.ensure_future(ask(app, body))
+            await kit.until(lambda: app.router.open_leases() == 1, "it is routed")
+            tokens = app.gateway.tokens
+            assert tokens is not None
+            assert tokens.prompts.jobs == 1
+            gate.open()
+            await gate.idle()
+            held.set()
+            decision = await first
+            count = len(ids(tokenizer, body)) // 4
+            assert decision["prompt"]["tokens"] != count
+            tokens._wait_s = 10.0
+            again = await ask(app, body)
+            assert again["predicted"]["cachedTokens"] == (count - 1) // 16 * 16 * known
+            assert await outcomes(app) == {"late": 1, "tokens": 1}
+
+    kit.run(main())
 
 
 @kit.on_loop
-async def test_no_wait_at_all(folder: Path, tokenizer: HfTokenizer, gate: Gate) -> None:
-    """With waitMs 0 nobody waits for a thread."""
+async def test_no_wait_at_all(folder: Path, tokenizer: HfTokenizer) -> None:
+    """With waitMs 0 nobody waits for tokens."""
     async with (
         raw_pod(pod_with(tokenizer)) as pod,
         gateway_of(of_tokens(folder, {"p": pod}, waitMs=0)) as app,
     ):
-        gate.open.clear()
+        Gate(app).shut()
         await ask(app, chat(LONG))
         assert await outcomes(app) == {"late": 1}
-        gate.open.set()
+
+
+@kit.on_loop
+async def test_without_a_process_prompts_go_by_their_bytes(
+    folder: Path, tokenizer: HfTokenizer
+) -> None:
+    """A process that ends holds nobody up, and neither does one that is not there."""
+    async with (
+        raw_pod(pod_with(tokenizer)) as pod,
+        gateway_of(of_tokens(folder, {"p": pod})) as app,
+    ):
+        await checked(app, "p")
+        assert app.gateway.tokens is not None
+        (pid,) = app.gateway.tokens.prompts.pids
+        Gate(app).shut()
+        asked = asyncio.ensure_future(ask(app, chat(LONG)))
+        await kit.until(lambda: len(app.gateway.flights) == 1, "it waits")
+        os.kill(pid, signal.SIGKILL)
+        assert (await asked)["predicted"]["cachedBlocks"] == 0
+        assert (await ask(app, chat(LONG)))["predicted"]["cachedBlocks"] > 5
+        assert await outcomes(app) == {"untold": 2}
 
 
 @kit.on_loop
 async def test_a_client_that_leaves_before_its_tokens_come(
-    folder: Path, tokenizer: HfTokenizer, gate: Gate
+    folder: Path, tokenizer: HfTokenizer
 ) -> None:
     """Its request is never sent, its end is written down, and the tokens are for nobody."""
     async with (
         raw_pod(pod_with(tokenizer)) as pod,
-        gateway_of(of_tokens(folder, {"p": pod}, waitMs=10_000)) as app,
+        gateway_of(of_tokens(folder, {"p": pod})) as app,
     ):
         await checked(app, "p")
         before = len(pod.requests)
-        gate.open.clear()
+        gate = Gate(app)
+        gate.shut()
         exchange = await kit.Exchange.send(
             app.server.port, kit.request_bytes("POST", CHAT, chat(LONG))
         )
-        await kit.until(lambda: gate.waiting == 1, "a thread has it")
-        assert len(app.gateway.flights) == 1
+        await kit.until(lambda: len(app.gateway.flights) == 1, "it waits")
         await exchange.leave()
         await kit.until(lambda: not app.gateway.flights, "the client is gone")
-        gate.open.set()
-        assert app.gateway.tokens is not None
-        tokens = app.gateway.tokens.prompts
-        await kit.until(lambda: not tokens.jobs, "the thread is done")
+        gate.open()
+        await gate.idle()
         assert len(pod.requests) == before
         samples = await metrics(app)
         assert total(samples, "calinix_client_disconnects_total") == 1
@@ -211,7 +223,7 @@ async def test_a_client_that_leaves_before_its_tokens_come(
 
 @kit.on_loop
 async def test_tokens_that_come_while_a_request_waits_for_a_pod(
-    folder: Path, tokenizer: HfTokenizer, gate: Gate
+    folder: Path, tokenizer: HfTokenizer
 ) -> None:
     """A request in the wait queue is routed by its tokens once they are there."""
     held = asyncio.Event()
@@ -225,37 +237,38 @@ async def test_tokens_that_come_while_a_request_waits_for_a_pod(
         async with gateway_of(config) as app:
             first = asyncio.ensure_future(ask(app, chat("first")))
             await kit.until(lambda: app.router.open_leases() == 1, "the pod is full")
-            gate.open.clear()
+            gate = Gate(app)
+            await gate.idle()
+            gate.shut()
             second = asyncio.ensure_future(ask(app, chat(LONG)))
             await kit.until(lambda: len(app.gateway.waiting) == 1, "the second one waits")
-            gate.open.set()
-            assert app.gateway.tokens is not None
-            tokens = app.gateway.tokens.prompts
-            await kit.until(lambda: not tokens.jobs, "its tokens are there")
+            gate.open()
+            await gate.idle()
             held.set()
             await first
             decision = await second
             assert decision["prompt"]["tokens"] == len(ids(tokenizer, chat(LONG))) // 4
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_threads(folder: Path, tokenizer: HfTokenizer, gate: Gate, threads: int) -> None:
-    """So many prompts are tokenised at the same time, the others behind them."""
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes(folder: Path, tokenizer: HfTokenizer, processes: int) -> None:
+    """There are so many, and prompts are shared out between them."""
 
     async def main() -> None:
         async with (
             raw_pod(pod_with(tokenizer)) as pod,
-            gateway_of(of_tokens(folder, {"p": pod}, waitMs=10_000, threads=threads)) as app,
+            gateway_of(of_tokens(folder, {"p": pod}, processes=processes)) as app,
         ):
-            gate.open.clear()
-            asked = [asyncio.ensure_future(ask(app, chat(f"{n}" + LONG))) for n in range(3)]
-            tokens = app.gateway.tokens
-            assert tokens is not None
-            await kit.until(lambda: tokens.prompts.jobs == 3, "all are in hand")
-            await kit.until(lambda: gate.waiting == threads, "as many as there are threads")
-            await asyncio.sleep(0.02)
-            assert gate.waiting == threads
-            gate.open.set()
+            await checked(app, "p")
+            gate = Gate(app)
+            gate.shut()
+            asked = [asyncio.ensure_future(ask(app, chat(f"{n}" + LONG))) for n in range(4)]
+            assert app.gateway.tokens is not None
+            prompts = app.gateway.tokens.prompts
+            await kit.until(lambda: prompts.jobs == 4, "all are in hand")
+            assert len(prompts.pids) == processes
+            assert [link.jobs for link in prompts._links] == [4 // processes] * processes
+            gate.open()
             await asyncio.gather(*asked)
 
     kit.run(main())

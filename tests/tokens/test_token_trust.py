@@ -29,8 +29,8 @@ from tokenkit import (
     chat,
     checked,
     of_tokens,
+    outcomes,
     pod_with,
-    verdicts,
 )
 
 
@@ -66,7 +66,7 @@ async def test_pods_with_other_tokens_are_not_believed(
             "bad": {"url": bad.url, "models": ["x", "both"]},
         }
         with structlog.testing.capture_logs() as logs:
-            async with gateway_of(of_tokens(folder, pods, checkMs=30, waitMs=10_000)) as app:
+            async with gateway_of(of_tokens(folder, pods, checkMs=30)) as app:
                 await checked(app, "good", "bad")
                 assert await agreement(app, "bad", "chat") == 0
                 assert await agreement(app, "bad", "completions") == 1
@@ -75,11 +75,11 @@ async def test_pods_with_other_tokens_are_not_believed(
                     ("x", "distrusted"),
                     ("both", "distrusted"),
                 ):
-                    before = (await verdicts(app)).get(outcome, 0)
+                    before = (await outcomes(app)).get(outcome, 0)
                     await ask(app, {**chat(LONG), "model": model})
-                    assert (await verdicts(app))[outcome] == before + 1
+                    assert (await outcomes(app))[outcome] == before + 1
                 await ask(app, {"model": "x", "prompt": LONG}, COMPLETIONS)
-                assert (await verdicts(app)) == {"tokens": 2, "distrusted": 2}
+                assert (await outcomes(app)) == {"tokens": 2, "distrusted": 2}
                 now[0] = tokenizer
 
                 async def agrees() -> bool:
@@ -87,7 +87,7 @@ async def test_pods_with_other_tokens_are_not_believed(
 
                 await kit.until(agrees, "it agrees again")
                 await ask(app, {**chat(LONG), "model": "x"})
-                assert (await verdicts(app))["tokens"] == 3
+                assert (await outcomes(app))["tokens"] == 3
         told = [line for line in logs if line["event"] == "tokens_differ"]
         assert [line["pod"] for line in told] == ["bad"]
         assert told[0]["log_level"] == "warning"
@@ -108,7 +108,7 @@ async def test_a_pod_with_another_vocabulary(folder: Path, tmp_path: Path) -> No
         await checked(app, "p")
         await ask(app, chat(LONG))
         await ask(app, {"model": "m", "prompt": LONG}, COMPLETIONS)
-        assert await verdicts(app) == {"distrusted": 2}
+        assert await outcomes(app) == {"distrusted": 2}
         assert await agreement(app, "p", "completions") == 0
 
 
@@ -125,12 +125,12 @@ async def test_pods_that_do_not_tell(folder: Path, tokenizer: HfTokenizer) -> No
     with structlog.testing.capture_logs() as logs:
         async with (
             raw_pod(silent) as pod,
-            gateway_of(of_tokens(folder, {"p": pod}, checkMs=1, waitMs=10_000)) as app,
+            gateway_of(of_tokens(folder, {"p": pod}, checkMs=1)) as app,
         ):
             await checked(app, "p")
             assert await agreement(app, "p", "chat") is None
             await ask(app, chat(LONG))
-            assert await verdicts(app) == {"tokens": 1}
+            assert await outcomes(app) == {"tokens": 1}
     assert [line["pod"] for line in logs if line["event"] == "tokens_unchecked"] == ["p"]
 
 
@@ -208,7 +208,7 @@ def test_check_loads_the_tokenizer(folder: Path, tmp_path: Path) -> None:
 
     assert found(f"hf:{folder}") == []
     assert found("bytes") == []
-    assert "no effect" in found("bytes", ", tokenizing: {threads: 3}")[0]
+    assert "no effect" in found("bytes", ", tokenizing: {processes: 3}")[0]
     other = hfkit.make_folder(tmp_path, "chatml")
     (other / "chat_template.jinja").write_text("{{ messages[0].content }}", "utf-8")
     assert "from the start" in found(f"hf:{other}")[0]

@@ -34,6 +34,9 @@ class Imbalance(Base, frozen=True):
     """Times the mean of the candidates' inflight requests."""
     offset: Factor = 4.0
     """Requests on top of that."""
+    copy_offset: Factor = 1.0
+    """A prefix that two pods or more hold goes to a further one while all of these have more than
+    the mean and so many requests inflight."""
 
 
 class Predictive(Base, frozen=True):

@@ -45,9 +45,11 @@ class Tokenizing(Base, frozen=True):
     --default-chat-template-kwargs."""
     wait_ms: Annotated[int, Meta(ge=0, le=10_000)] = 50
     """How long a prompt that is not tokenised yet is waited for; then it is routed by its bytes."""
-    threads: Annotated[int, Meta(ge=1, le=64)] = 2
-    """Threads for what would hold up the loop: long prompts, seen for the first time."""
+    processes: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """Processes that tokenise, each with the tokenizer in its memory; by default two, or one where
+    there are only two processors: the gateway needs one."""
     cache_bytes: PositiveInt = 67_108_864
-    """Memory for pieces of conversations whose tokens are known (a token takes 8 to 10 bytes)."""
+    """Memory for pieces of conversations whose tokens are known (a token takes 8 to 10 bytes), of
+    all processes together."""
     check_ms: Ms = 600_000
     """Between two comparisons with a pod's own /tokenize; the first is made at once."""

@@ -51,6 +51,43 @@ cdef extern from *:
         return place;
     }
     #endif
+    /* The lanes of four blocks of `length` bytes, each a multiple of 32; 0: not on this CPU. */
+    #if defined(__x86_64__) && defined(__GNUC__)
+    typedef uint64_t calinix_lanes __attribute__((vector_size(32)));
+    #define CALINIX_STEP(state, at) do { \
+            calinix_lanes word; \
+            memcpy(&word, at, 32); \
+            state = (state ^ word) * CALINIX_PRIME; \
+            state ^= state >> 32; \
+            state *= CALINIX_GOLDEN; \
+            state ^= state >> 29; \
+        } while (0)
+    __attribute__((target("avx512dq,avx512vl")))
+    static void calinix_four_lanes(const uint8_t *at, size_t length, uint64_t *out) {
+        const calinix_lanes first = {
+            CALINIX_OFFSET, CALINIX_OFFSET + CALINIX_GOLDEN, CALINIX_OFFSET + 2 * CALINIX_GOLDEN,
+            CALINIX_OFFSET + 3 * CALINIX_GOLDEN,
+        };
+        calinix_lanes a = first, b = first, c = first, d = first;
+        for (const uint8_t *end = at + length; at < end; at += 32) {
+            CALINIX_STEP(a, at);
+            CALINIX_STEP(b, at + length);
+            CALINIX_STEP(c, at + 2 * length);
+            CALINIX_STEP(d, at + 3 * length);
+        }
+        memcpy(out, &a, 32);
+        memcpy(out + 4, &b, 32);
+        memcpy(out + 8, &c, 32);
+        memcpy(out + 12, &d, 32);
+    }
+    static inline int calinix_four(const uint8_t *at, size_t length, uint64_t *out) {
+        if (!__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) return 0;
+        calinix_four_lanes(at, length, out);
+        return 1;
+    }
+    #else
+    #define calinix_four(at, length, out) 0
+    #endif
     /* How many bytes from `at` on belong to a JSON string as they are: no quote, no backslash, no
        control character. Short runs are found a word at a time; behind those, windows that grow
        are searched by memchr and by a loop that compilers turn into vectors. */
@@ -118,6 +155,9 @@ cdef extern from *:
         return i;
     }
     """
+    int four_at_once "calinix_four"(
+        const uint8_t *at, size_t length, uint64_t *out
+    ) noexcept nogil
     size_t plain_run "calinix_plain"(
         const uint8_t *at, size_t length, uint8_t *high
     ) noexcept nogil
@@ -209,6 +249,24 @@ cdef inline uint64_t digest(const uint8_t *data, size_t length) noexcept nogil:
     if left > 24:
         d = step(d, load_part(data + 24, left - 24))
     return step(step(step(step(length, a), b), c), d)
+
+
+cdef void digest_four(const uint8_t *data, size_t length, uint64_t *out) noexcept nogil:
+    """`digest` of four blocks that follow one another, of a whole number of words for each lane.
+
+    Lanes side by side in vectors, where the processor multiplies those: half the time.
+    """
+    cdef uint64_t lanes[16]
+    cdef int i
+    if length % 32 or not four_at_once(data, length, lanes):
+        for i in range(4):
+            out[i] = digest(data + i * length, length)
+        return
+    for i in range(4):
+        out[i] = step(
+            step(step(step(length, lanes[4 * i]), lanes[4 * i + 1]), lanes[4 * i + 2]),
+            lanes[4 * i + 3],
+        )
 
 
 cdef inline uint64_t advance(uint64_t state, uint64_t word) noexcept nogil:
@@ -412,14 +470,23 @@ def hash_bytes(
     cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(data)
     cdef Chain chain = new_chain(blocks)
     cdef uint64_t *hashes = chain.hashes
-    cdef Py_ssize_t i, grows = alike if alike else blocks
-    for i in range(blocks):
+    cdef Py_ssize_t i = 0, k, count, grows = alike if alike else blocks
+    cdef uint64_t four[4]
+    while i < blocks:
         if i == grows:
             size *= 2
             grows += alike // 2
-        state = advance(state, digest(at, size))
-        at += size
-        hashes[i] = state
+        count = min(grows, blocks) - i
+        if count >= 4:
+            count = 4
+            digest_four(at, size, four)
+        else:
+            count = 1
+            four[0] = digest(at, size)
+        for k in range(count):
+            state = hashes[i + k] = advance(state, four[k])
+        at += count * size
+        i += count
     chain.count = blocks
     chain.steady = alike
     return chain
@@ -2210,6 +2277,10 @@ cdef class NativePrefixRegistry:
             if last == 0 or last == above:
                 return False
             self.delete(slot, pod, last)
+            # The next to go has not been touched for long: its lines are fetched meanwhile.
+            last = node_of(pod, 0).ahead
+            self.fetch(pod, node_of(pod, last).block)
+            prefetch(node_of(pod, node_of(pod, last).ahead))
         return True
 
     cdef void delete(self, uint32_t slot, Mirror *pod, uint32_t number) noexcept:

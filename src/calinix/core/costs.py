@@ -136,7 +136,7 @@ def transfer(state: State, request: RouteRequest, choice: Choice) -> Term | None
     near, among = choice.near, choice.among
     if near is None or among is None or request.work is not _GENERATE:
         return None
-    paces = state.transfers.paces(state.table, near.slot, among.slots)
+    paces = state.transfers.paces(state.transfers.ways(state.table, near.slot, among))
     if choice.depths is None or not choice.deepest:
         missing = np.full(among.count, choice.tokens)
     else:

@@ -75,6 +75,33 @@ def imbalance(state: State, request: RouteRequest, choice: Choice) -> HostBitmap
     return kept or choice.candidates
 
 
+def without_busy_holders(state: State, choice: Choice, pick: int) -> HostBitmap:
+    """Who does not hold a hot prefix, so that another pod comes to hold it; 0: nobody has to.
+
+    Hot is what two pods or more hold most of, and all that hold it have more than the mean and
+    copyOffset requests: its copies are too few. What one pod holds is somebody's own conversation.
+    """
+    offset = state.strategy.imbalance.copy_offset
+    inflight, depths, among = choice.inflight, choice.depths, choice.among
+    assert inflight is not None
+    assert depths is not None
+    assert among is not None
+    load = inflight[pick]
+    if load <= offset or depths[pick] < choice.deepest:
+        return 0
+    bound = sum(inflight) / among.count + offset
+    if load <= bound:
+        return 0
+    holders = held_by = 0
+    for place in range(among.count):
+        if depths[place] >= choice.deepest:
+            if inflight[place] <= bound:
+                return 0
+            holders |= 1 << among.slots[place]
+            held_by += 1
+    return choice.candidates & ~holders if 2 <= held_by < among.count else 0
+
+
 ALWAYS: dict[str, Filter] = {
     "model": model,
     "alive": alive,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from calinix.core import bitmap
 from calinix.core.bitmap import HostBitmap
-from calinix.core.choice import Choice
-from calinix.core.filters import narrow
+from calinix.core.choice import Choice, Recipe
+from calinix.core.filters import narrow, without_busy_holders
 from calinix.core.kv import look, weigh
 from calinix.core.pods import Pod, Role, SlotSet
 from calinix.core.prepare import Prompt
@@ -43,10 +43,34 @@ def choose(
             choice.drop(name, kept)
             candidates = choice.candidates
             among = _look(state, choice)
+    index = _pick(state, request, prompt, choice, recipe, among)
+    if choice.deepest and recipe.filters:
+        kept = without_busy_holders(state, choice, index)
+        if kept:
+            choice.drop("busyHolders", kept)
+            among = _look(state, choice)
+            index = _pick(state, request, prompt, choice, recipe, among)
+    choice.index = index
+    choice.scores = None
+    choice.pod = table.at[among.slots[index]]
+    return choice
+
+
+def _pick(
+    state: State,
+    request: RouteRequest,
+    prompt: Prompt,
+    choice: Choice,
+    recipe: Recipe,
+    among: SlotSet,
+) -> int:
+    """Looks up what they hold, scores and picks: the place of the pick."""
+    candidates = choice.candidates
     if recipe.uses_cache and choice.blocks:
         depths, deepest = state.registry.held(prompt.chain, among.slots)
         choice.deepest = float(deepest)
         choice.depths = among.zeros if depths is None else depths
+        choice.trusts = None
         if state.health.silent & candidates:
             choice.silent = state.health.silent & candidates
             if depths is not None:
@@ -57,17 +81,14 @@ def choose(
         choice.tokens, choice.block_tokens = prompt.tokens, prompt.block_tokens
         choice.cap_blocks = prompt.cap_blocks
         if request.session_key is not None:
-            session = state.sessions.find((request.tenant, request.session_key), now)
+            session = state.sessions.find((request.tenant, request.session_key), choice.now)
             if session is not None:
-                choice.last = state.sessions.pod_of(session, role)
+                choice.last = state.sessions.pod_of(session, choice.role)
                 choice.answer_tokens = session.answer_tokens
         terms = choice.terms = [scorer(state, request, choice) for _, _, scorer in recipe.scorers]
         choice.names, choice.weights = recipe.names, recipe.weights
         choice.scores = weigh(terms, recipe.weights, among.count)
-    choice.index = index = recipe.picker(state, request, choice)
-    choice.scores = None
-    choice.pod = table.at[among.slots[index]]
-    return choice
+    return recipe.picker(state, request, choice)
 
 
 def _look(state: State, choice: Choice) -> SlotSet:

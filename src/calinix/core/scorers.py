@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from calinix.core.choice import Choice, Scorer
-from calinix.core.columns import Floats, Term
+from calinix.core.columns import Term
 from calinix.core.requests import RouteRequest
 from calinix.core.state import State
 
@@ -52,17 +52,9 @@ def locality(state: State, request: RouteRequest, choice: Choice) -> Term | None
     near, among = choice.near, choice.among
     if near is None or among is None:
         return None
-    table = state.table
-    scores: Floats | None = None
-    for column in (table.urls, table.hosts, table.zones):
-        code = column.item(near.slot)
-        if code:
-            same = (column[np.asarray(among.slots)] == code).astype(np.float64)
-            scores = same if scores is None else np.maximum(scores, same)
-    if scores is None:
-        return None
-    measured = state.transfers.nearness(table, near.slot, among.slots)
-    return scores if measured is None else measured, 1.0, 0.0
+    ways = state.transfers.ways(state.table, near.slot, among)
+    measured = state.transfers.nearness(ways)
+    return ways.near if measured is None else measured, 1.0, 0.0
 
 
 SCORERS: dict[str, Scorer] = {

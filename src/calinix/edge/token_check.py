@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ import structlog
 from calinix.config import PodConfig
 from calinix.core.prompt import Endpoint
 from calinix.edge.http_client import FetchError, PodClient, fetch
+from calinix.edge.prompt_tokens import TokensLostError
 
 log = structlog.get_logger()
 
@@ -107,12 +108,15 @@ class TokenChecks:
 
     def __init__(
         self,
-        ids_of: Callable[[Endpoint, bytes], bytes | None],
+        ids_of: Callable[[Endpoint, bytes], Awaitable[bytes | None]],
         loop: asyncio.AbstractEventLoop,
         check_s: float,
         jitter: Callable[[], float],
     ):
-        """`ids_of`: the ids of a request's prompt, little-endian u32; None: there are none."""
+        """`ids_of`: the ids of a request's prompt, little-endian u32; None: there are none.
+
+        It may raise TokensLostError: not now.
+        """
         self._ids_of = ids_of
         self._loop = loop
         self._check_s = check_s
@@ -205,18 +209,18 @@ class TokenChecks:
             log.info("tokens_agree", pod=pod.id)
 
     async def _compare(self, pod: PodConfig, client: PodClient) -> Verdict | None:
-        """Asks the pod; None: it cannot be reached."""
+        """Asks the pod; None: it cannot be reached, or ours are not to be had now."""
         found: dict[Kind, Agreement] = {"completions": "unknown", "chat": "unknown"}
         first = ""
         for kind, probe in _PROBES:
             body = dict(probe, model=pod.models[0]) if pod.models else probe
             raw = msgspec.json.encode(body)
-            ours = self._ids_of(_ENDPOINTS[kind], raw)
-            if ours is None:
-                continue
             try:
+                ours = await self._ids_of(_ENDPOINTS[kind], raw)
+                if ours is None:
+                    continue
                 theirs = await _ask(pod, client, raw)
-            except FetchError:
+            except (FetchError, TokensLostError):
                 return None
             if theirs is None:
                 continue

@@ -1,6 +1,6 @@
 """A model's own tokenizer: from a request's body to the token ids that its engine will make of it.
 
-Nothing here is remembered, waited for or put into threads: that is edge/prompt_tokens.py's.
+Nothing here is remembered: that is edge/prompt_desk.py's, in a process of its own.
 """
 
 from __future__ import annotations

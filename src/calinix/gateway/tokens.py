@@ -1,4 +1,4 @@
-"""Exact tokens for requests on their way: at once, after a short wait, or behind their bytes.
+"""Exact tokens for requests on their way: after a short wait, or behind their bytes.
 
 A prompt whose tokens are late is routed by its bytes. They are told to the router when they come:
 the next turn of the conversation is to be found by them.
@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 from calinix.core.events import PromptTokens
 from calinix.core.prompt import Endpoint
 from calinix.core.requests import Work
+from calinix.edge.prompt_tokens import PromptTokenizer
+from calinix.edge.token_check import TokenChecks, Verdict
+from calinix.edge.token_link import Job
 
 if TYPE_CHECKING:
-    from calinix.edge.prompt_tokens import Job, PromptTokenizer
-    from calinix.edge.token_check import TokenChecks, Verdict
     from calinix.gateway.proxy import Flight
+
+MAX_LATE_TOKENS = 65_536
+"""Late tokens of longer prompts are not entered: that alone would take the loop a millisecond."""
 
 _TOKENISED = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 
@@ -36,7 +40,7 @@ class ExactTokens:
         self.checks = checks
         self._loop = loop
         self._wait_s = wait_s
-        self.counts = {"tokens": 0, "waited": 0, "late": 0, "untold": 0, "distrusted": 0}
+        self.counts = {"tokens": 0, "late": 0, "untold": 0, "distrusted": 0}
         """Prompts by what became of their tokens."""
 
     @property
@@ -49,8 +53,12 @@ class ExactTokens:
         """About what the remembered pieces take."""
         return self.prompts.cache_bytes
 
+    async def open(self) -> None:
+        """Starts what tokenises. Raises ConfigError."""
+        await self.prompts.open()
+
     def close(self) -> None:
-        """Ends checks and threads."""
+        """Ends checks and processes."""
         self.checks.stop()
         self.prompts.close()
 
@@ -69,19 +77,14 @@ class ExactTokens:
         if not self.checks.trusts(endpoint, request.model):
             self.counts["distrusted"] += 1
             return False
-        started = self.prompts.start(endpoint, flight.body)
-        if started is None:
+        job = self.prompts.start(endpoint, flight.body, request.prompt)
+        if job is None:
             self.counts["untold"] += 1
             return False
-        if isinstance(started, bytes):
-            self.counts["tokens"] += 1
-            request.prompt = started
-            request.prompt_is_tokens = True
-            return False
-        return _Late(self, flight, started).begin(self._loop, self._wait_s)
+        return _Waiting(self, flight, job).begin(self._loop, self._wait_s)
 
 
-class _Late:
+class _Waiting:
     """A request whose tokens are not there yet."""
 
     __slots__ = ("_flight", "_gone", "_job", "_timer", "_tokens")
@@ -117,14 +120,15 @@ class _Late:
         if ids is None and not self._gone:
             self._tokens.counts["untold"] += 1
         elif not self._gone:
-            self._tokens.counts["waited"] += 1
+            self._tokens.counts["tokens"] += 1
         if flight.done:
             return
         now = flight.gateway.now()
         request = flight.route_request
         if ids is not None:
             plan = flight.plan
-            if plan is not None and flight.lease_open:
+            is_short = len(ids) <= 4 * MAX_LATE_TOKENS
+            if plan is not None and flight.lease_open and is_short:
                 late = PromptTokens(plan.lease_id, request.model, request.tenant, ids)
                 flight.gateway.observe(late)
             # Whatever is routed from now on, a retry or one from the wait queue, goes by them.

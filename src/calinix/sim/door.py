@@ -7,6 +7,7 @@ only where the pod cannot have begun or the leg answers nobody.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from calinix.config import Config
 from calinix.core.events import (
@@ -53,6 +54,8 @@ class Door:
         """Share of the facts that never reach it."""
         self.late_s = late_s
         """How old everything is that it knows of the load of requests that come now."""
+        self.watch: Callable[[RoutePlan, SimRequest, float], None] | None = None
+        """Told of every plan before it is carried out, with the truth about the request."""
         self._rng = rng
         self._late: LateLoad | None = None
         self._probe_s = config.health.interval_ms / 1e3
@@ -89,6 +92,8 @@ class Door:
         self.cluster.current = None
         if late_s > 0.0 and self._late is not None and isinstance(outcome, RoutePlan):
             self._late.hide(outcome, now, late_s)
+        if self.watch is not None and isinstance(outcome, RoutePlan):
+            self.watch(outcome, truth, now)
         return outcome
 
     def tell(self, event: Event, late_s: float = 0.0, *, may_be_lost: bool = False) -> None:

@@ -20,6 +20,8 @@ from calinix.errors import ConfigError
 
 log = structlog.get_logger()
 
+GATHERED_BYTES = 16 * 1024
+"""So many bytes of lines are written at once; fewer with the next `flush`."""
 MAX_BUFFERED_BYTES = 1024 * 1024
 # POSIX: a pipe that polls writable takes this much without blocking, and takes it whole, so that
 # lines of several processes on one pipe stay whole.
@@ -63,9 +65,9 @@ class LogLine(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
 class RequestLog:
     """Lines to one file descriptor.
 
-    A regular file is written to at once. Anything else (pipe, terminal, socket) only gets what it
-    can take; the rest waits in a buffer of MAX_BUFFERED_BYTES, and what does not fit is dropped
-    and counted.
+    A regular file takes all that has gathered. Anything else (pipe, terminal, socket) only gets
+    what it can take; the rest waits in a buffer of MAX_BUFFERED_BYTES, and what does not fit is
+    dropped and counted.
     """
 
     def __init__(self, fd: int, *, owned: bool = False, path: str | None = None):
@@ -120,7 +122,7 @@ class RequestLog:
         self._take(fd)
 
     def write(self, records: list[LogLine]) -> None:
-        """Writes a line per record, or keeps them for the next call."""
+        """A line per record, written when enough have gathered, or by `flush`."""
         if not self.enabled:
             return
         lines = _lines(records)
@@ -128,7 +130,8 @@ class RequestLog:
             self._drop(len(records))
         else:
             self._buffer += lines
-        self.flush()
+        if len(self._buffer) >= GATHERED_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Writes what is kept, as far as that is possible without waiting."""

@@ -1,7 +1,8 @@
 """What becomes of finished requests: they are counted, and their lines are written.
 
 The request path pays for one append per request. Every BATCH records, and whenever the host calls
-`flush`, one pass counts them and writes their lines.
+`flush`, one pass counts them and adds their lines to the log. A batch is small: whoever comes next
+waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from calinix.telemetry.metrics import Metrics
 from calinix.telemetry.record import RequestRecord
 from calinix.telemetry.request_log import MAX_FIELD_CHARS, LogLine, RequestLog
 
-BATCH: Final = 64
+BATCH: Final = 8
 
 
 class Telemetry:
@@ -40,20 +41,23 @@ class Telemetry:
         pending = self._pending
         pending.append(record)
         if len(pending) >= BATCH:
-            self.flush()
+            self._count()
 
     def flush(self) -> None:
         """Counts and writes what has gathered; call it every 0.5 s, and before a scrape."""
-        records = self._pending
-        if records:
-            self._pending = []
-            counters = self.counters
-            for record in records:
-                counters.observe(record)
-            if self.log is not None:
-                self.log.write([log_line(record) for record in records])
-        elif self.log is not None:
+        if self._pending:
+            self._count()
+        if self.log is not None:
             self.log.flush()
+
+    def _count(self) -> None:
+        records = self._pending
+        self._pending = []
+        counters = self.counters
+        for record in records:
+            counters.observe(record)
+        if self.log is not None:
+            self.log.write([log_line(record) for record in records])
 
     def reopen(self) -> None:
         """Opens the request log's file anew, for rotation; what has ended goes to the old one."""

@@ -1,0 +1,109 @@
+"""A process that tokenises prompts, so that the gateway's own never has to.
+
+It is asked over the socket that is its standard input, and ends with it. Templates, JSON and the
+conversion of ids hold the interpreter for as long as a prompt is long: in a thread they would hold
+up the gateway's loop, in a process of their own they do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+
+import msgspec
+
+from calinix.core.prompt import Endpoint
+from calinix.edge.token_frames import HEAD, Answer, Question, Settings, frame
+from calinix.errors import ConfigError
+
+_ENDPOINTS = {Question.CHAT: Endpoint.CHAT, Question.COMPLETIONS: Endpoint.COMPLETIONS}
+
+
+def serve(channel: socket.socket) -> None:
+    """Answers until the other side is gone."""
+    first = _read(channel)
+    if first is None:
+        return
+    settings = msgspec.json.decode(first[2], type=Settings)
+    try:
+        # Only here: where the libraries are missing, that is told like everything else.
+        from calinix.edge.prompt_desk import PromptDesk  # noqa: PLC0415
+        from calinix.edge.tokenizers import tokenizer_of  # noqa: PLC0415
+
+        tokenizer = tokenizer_of(settings.path, settings.tokenizing)
+    except ConfigError as error:
+        channel.sendall(frame(Answer.REFUSED, body=str(error).encode()))
+        return
+    desk = PromptDesk(tokenizer, settings.cache_bytes)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    _step_back()
+    channel.sendall(frame(Answer.READY))
+    while True:
+        while not len(desk) or select.select([channel], [], [], 0.0)[0]:
+            asked = _read(channel)
+            if asked is None:
+                return
+            kind, number, body = asked
+            desk.take(number, _ENDPOINTS[Question(kind)], body)
+        found = desk.step()
+        if found is not None:
+            number, ids = found
+            answer = Answer.UNTOLD if ids is None else Answer.TOKENS
+            channel.sendall(frame(answer, number, ids or b"", desk.cache_bytes))
+
+
+def _step_back() -> None:
+    """From now on the loop goes first where there are not enough processors for all.
+
+    A process that only runs when nobody else wants to gives its processor up at once; by
+    niceness alone it may first use up its time, some milliseconds.
+    """
+    if sys.platform == "linux":
+        # Where that is forbidden, things go on as they are.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(19)
+
+
+def _read(channel: socket.socket) -> tuple[int, int, bytes] | None:
+    """(kind, number, body); None: the other side is gone."""
+    head = _exactly(channel, HEAD.size)
+    if head is None:
+        return None
+    size, number, kind, _ = HEAD.unpack(head)
+    body = _exactly(channel, size)
+    return None if body is None else (kind, number, bytes(body))
+
+
+def _exactly(channel: socket.socket, size: int) -> bytearray | None:
+    found = bytearray(size)
+    view = memoryview(found)
+    while view:
+        count = channel.recv_into(view)
+        if not count:
+            return None
+        view = view[count:]
+    return found
+
+
+def main() -> None:
+    """The process."""
+    # A terminal, or a service manager, signals to all processes: the gateway drains first.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=os.dup(0)) as channel, contextlib.suppress(ConnectionError):
+        serve(channel)
+    # There is nothing to tidy up.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
