@@ -219,12 +219,12 @@ def test_max_conns_is_for_all_workers_together() -> None:
 
 
 def test_until_the_next_report_the_others_do_the_same() -> None:
-    """Each own request counts for each other worker, and the next one too, until that one says."""
+    """Each own request counts for each other worker, from two on its next too, until it reports."""
     router = make_router(make_config(single=1))
     say(router, who="b")
     say(router, who="c")
     ask(router)
-    assert others(router) == 4.0
+    assert others(router) == 2.0
     ask(router)
     assert others(router) == 6.0
     say(router, who="b", inflight=1.0)
@@ -240,15 +240,29 @@ def test_workers_that_say_nothing_did_not_do_the_same() -> None:
     """After ECHO_S without a word, what was supposed of the others holds up no request."""
     router = make_router(make_config(single=1))
     say(router)
-    finish(router, ask(router, 64))
-    assert others(router) == 2.0
+    ask(router, 64)
+    assert others(router) == 1.0
     ask(router, now=1.0 + ECHO_S / 2)
     assert others(router) == 3.0
     ask(router, now=1.0 + 2 * ECHO_S)
-    assert others(router) == 2.0  # of this one alone
+    assert others(router) == 1.0  # by this one alone
     replicas = router._state.replicas
     assert replicas.work is not None
     assert replicas.work[0] < 200.0
+
+
+def test_what_is_supposed_ends_with_the_request() -> None:
+    """Short requests, one after the other, do not add up to a crowd that is not there."""
+    router = make_router(make_config(single=1))
+    say(router)
+    for _ in range(20):
+        finish(router, ask(router))
+    assert others(router) == 0.0
+    plans = [ask(router), ask(router)]
+    assert others(router) == 3.0
+    say(router, now=1.01)
+    fail(router, plans.pop(), Failure.CANCELLED)
+    assert others(router) == 1.0  # what a report has settled already is not given back again
 
 
 def test_a_worker_that_stands_still_leaves_room() -> None:

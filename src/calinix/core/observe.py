@@ -20,6 +20,7 @@ from calinix.core.strategies import recipes
 _GENERATE = Work.GENERATE
 _NEUTRAL = frozenset({Failure.TOTAL_TIMEOUT, Failure.CANCELLED})
 _ANSWERED = frozenset({Failure.REFUSED, Failure.SERVER_ERROR})
+_NEVER_S = float("inf")
 
 
 class Observer:
@@ -254,6 +255,8 @@ class Observer:
         lease = self._ledger.close(event.lease_id, now, not 200 <= event.status < 300)
         if lease is None:
             return
+        if self._state.replicas.lapse_s < _NEVER_S:
+            self._echo_no_more(lease)
         status, why = event.status, lease.explanation
         why.e2e_s = now - lease.opened_s
         why.status = status
@@ -298,6 +301,8 @@ class Observer:
         lease = state.ledger.close(event.lease_id, now, True)
         if lease is None:
             return
+        if state.replicas.lapse_s < _NEVER_S:
+            self._echo_no_more(lease)
         why = lease.explanation
         why.e2e_s = now - lease.opened_s
         why.status = event.status or None
@@ -311,6 +316,13 @@ class Observer:
             self._judge(pod, lease, event.failure, now)
         if state.health.trying:
             self._end_trials(lease)
+
+    def _echo_no_more(self, lease: Lease) -> None:
+        """What it let suppose of other workers goes with it."""
+        over, prefill = self._state.replicas.over, lease.prefill
+        over(lease.pod.slot, lease.opened_s)
+        if prefill is not None:
+            over(prefill.slot, lease.opened_s)
 
     def _judge(self, pod: Pod, lease: Lease, failure: Failure | None, now: float) -> None:
         """What an answer that is no good one says of the pod. None: nothing (3xx, 4xx)."""

@@ -47,7 +47,7 @@ class _Replica:
         """Inflight requests, work, context; tokens and seconds of the rates."""
         self.slots: list[int] = []
         """Those that its last report speaks of; all others are 0."""
-        self.echoed: dict[int, tuple[float, float]] = {}
+        self.echoed: dict[int, tuple[int, float]] = {}
         """Slot -> (requests, work tokens) routed here since its last report, if it is a worker."""
         self.said: dict[Role, RoleFacts] = {}
         self.flow: dict[Role, tuple[float, float]] = {}
@@ -136,17 +136,26 @@ class Replicas:
         """A request was routed to the slot: until the other workers report, they did the same.
 
         Without it a burst that reaches all of them at once would find each of them choosing as if
-        it were alone. Their next requests are counted as well: whoever asks whether one more is
-        too much for a pod has to ask for all of them. It lapses after ECHO_S.
+        it were alone. It lasts as long as the request, and at most ECHO_S.
         """
         if self.inflight is None or self.work is None or not self._workers:
             return
         self.lapse_s = now + ECHO_S
         for one in self._workers:
-            requests, work = one.echoed.get(slot, (1.0, 0.0))
-            self.inflight[slot] += 1.0 if slot in one.echoed else 2.0
+            requests, work = one.echoed.get(slot, (0, 0.0))
+            one.echoed[slot] = (requests + 1, work + work_tokens)
+            self.inflight[slot] += _supposed(requests + 1) - _supposed(requests)
             self.work[slot] += work_tokens
-            one.echoed[slot] = (requests + 1.0, work + work_tokens)
+
+    def over(self, slot: int, began_s: float) -> None:
+        """A request that was routed to the slot has ended, and what it let suppose of others."""
+        if self.inflight is None:
+            return
+        for one in self._workers:
+            requests, work = one.echoed.get(slot, (0, 0.0))
+            if requests and began_s >= one.true_s:
+                one.echoed[slot] = (requests - 1, work)
+                self.inflight[slot] += _supposed(requests - 1) - _supposed(requests)
 
     def lapse(self) -> None:
         """Workers that have not spoken for ECHO_S have had nothing to tell."""
@@ -157,7 +166,7 @@ class Replicas:
     def _echo_no_more(self, one: _Replica) -> None:
         if self.inflight is not None and self.work is not None:
             for slot, (requests, work) in one.echoed.items():
-                self.inflight[slot] -= requests
+                self.inflight[slot] -= _supposed(requests)
                 self.work[slot] -= work
         one.echoed = {}
 
@@ -233,12 +242,12 @@ class Replicas:
                 self._move(one, slot, (0.0, 0.0, 0.0))
         # What it is about to do now is in no report; it may well go where it went just before.
         if one.echoed:
-            again = [slot for slot, (requests, _) in one.echoed.items() if requests > 1.0]
+            again = [slot for slot, (requests, _) in one.echoed.items() if requests > 1]
             self._echo_no_more(one)
             for slot in again:
-                one.echoed[slot] = (1.0, 0.0)
+                one.echoed[slot] = (1, 0.0)
                 if self.inflight is not None:
-                    self.inflight[slot] += 1.0
+                    self.inflight[slot] += _supposed(1)
 
     def _move(self, one: _Replica, slot: int, loads: tuple[float, float, float]) -> None:
         """What it has on one pod, and with it the sums."""
@@ -269,7 +278,7 @@ class Replicas:
                 for slot in one.slots:
                     self.in_workers[slot] += one.columns[0][slot]
             for slot, (requests, work) in one.echoed.items():
-                loads[0][slot] += requests
+                loads[0][slot] += _supposed(requests)
                 loads[1][slot] += work
         self.inflight, self.work, self.context = loads
 
@@ -291,3 +300,12 @@ class Replicas:
 
 def _sane(value: float) -> float:
     return value if 0.0 <= value < MOST else 0.0
+
+
+def _supposed(requests: int) -> float:
+    """What another worker is taken to have on a pod where so many were routed from here.
+
+    From two on it is a burst: there its next one is counted as well, since whoever asks whether
+    one more is too much for a pod has to ask for all of them.
+    """
+    return requests + 1.0 if requests > 1 else float(requests)

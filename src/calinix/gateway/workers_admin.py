@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, parse_qsl, urlencode
 
 import msgspec
 import structlog
@@ -171,9 +171,9 @@ class WorkersAdmin:
         request.conn.respond(answer.status, answer.lines, answer.body)
 
     async def _pass_on(self, request: Request) -> None:
-        path = request.path
-        if request.query:
-            path += "?" + request.query.decode("latin-1")
+        asked = parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
+        query = urlencode([(name, value) for name, value in asked if name != "worker"])
+        path = f"{request.path}?{query}" if query else request.path
         answer = await self._ask(self._one_of(request), path, request.method)
         request.conn.respond(answer.status, answer.lines, answer.body)
 
