@@ -44,8 +44,13 @@ $(COMPILED)/.ready: $(READY) $(shell find src -name '*.py' -o -name '*.pyx')
 	$(BIN)/python setup.py -q build --build-base build/work --build-lib $(COMPILED)
 	touch $@
 
-bench: $(COMPILED)/.ready ## CPU per request beside nginx and vllm-router
-	PYTHONPATH=$(COMPILED) $(BIN)/python benchmarks/bench_proxy.py
+# A bar that does not hold ends nothing: it stands in the page.
+BENCH := build/bench
+bench: $(COMPILED)/.ready ## routing alone, and CPU per request beside nginx and vllm-router, as a page (SIZE=--quick: minutes)
+	mkdir -p $(BENCH)
+	-PYTHONPATH=$(COMPILED) $(BIN)/python -m calinix bench $(SIZE) --json $(BENCH)/seed.json
+	-PYTHONPATH=$(COMPILED) $(BIN)/python benchmarks/bench_proxy.py $(SIZE) --json $(BENCH)/proxy.json
+	$(BIN)/python docs/render_benchmarks.py --results $(BENCH) --out $(BENCH)/benchmarks.md
 
 bench-peers: $(COMPILED)/.ready ## all of it beside nginx and three routers, both modes: 25 minutes on a quiet machine
 	PYTHONPATH=$(COMPILED) $(BIN)/python benchmarks/bench_peers.py --json

@@ -21,7 +21,7 @@ HOT = """
     core/recorded core/replicas core/requests core/router core/scorers core/sessions core/state
     edge/http_client edge/http_request edge/http_response edge/http_server edge/http_strict
     edge/http_wire
-    engines/usage
+    engines/json_edits engines/plain engines/protocols engines/sglang engines/usage
     gateway/heads gateway/outbox gateway/proxy gateway/records gateway/server gateway/sides
     gateway/upstreams gateway/waiting
     telemetry/counters telemetry/record telemetry/telemetry

@@ -9,12 +9,14 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from calinix.cli_tokens import IdsOf, exact_ids
-from calinix.config import load_config
+from calinix.config import Config, Strategy, load_config
+from calinix.config.policy import StrategyName
 from calinix.core.events import Finished, ProbeSucceeded
 from calinix.core.prompt import Endpoint, read_body
 from calinix.core.requests import Mode, Refusal, RoutePlan, RouteRequest
@@ -33,6 +35,9 @@ def explain(
     path: Annotated[str, typer.Option(help="The path it is posted to.")] = "/v1/chat/completions",
     mode: Annotated[Mode | None, typer.Option(help="As x-calinix-mode.")] = None,
     session: Annotated[str | None, typer.Option(help="As x-calinix-session-key.")] = None,
+    strategy: Annotated[
+        StrategyName | None, typer.Option(help="In the place of gateway.strategy.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the decision as JSON.")] = False,
 ) -> None:
     """Say which pod a request would go to and why, without sending it.
@@ -43,7 +48,7 @@ def explain(
 
     For instance: calinix explain second.json --after first.json
     """
-    loaded = load_config(config)
+    loaded = _with_strategy(load_config(config), strategy)
     route = RouteTable(loaded.gateway.passthrough_paths).find(path)
     endpoint = route.endpoints.get("POST") if route is not None else None
     if endpoint is None:
@@ -66,6 +71,15 @@ def explain(
         typer.echo(msgspec.json.format(msgspec.json.encode(decision), indent=2).decode())
     else:
         _show(decision)
+
+
+def _with_strategy(config: Config, name: StrategyName | None) -> Config:
+    """The same with another strategy; the settings of strategies stay as they are."""
+    if name is None:
+        return config
+    known = config.gateway.strategy
+    strategy = replace(known, name=name) if isinstance(known, Strategy) else name
+    return replace(config, gateway=replace(config.gateway, strategy=strategy))
 
 
 def _route(

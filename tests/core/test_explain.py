@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from calinix.config import StrategyName
+from calinix.core.choice import Choice
 from calinix.core.events import (
     Failed,
     Failure,
@@ -165,3 +166,13 @@ def test_prompts_are_not_kept() -> None:
         kept += gc.get_referents(thing)
         if isinstance(thing, msgspec.Struct):
             kept += [getattr(thing, name) for name in thing.__struct_fields__]
+
+
+@pytest.mark.parametrize(
+    ("weights", "answer"), [((), False), ((-1.0, -1.0), True), ((-1.0, 0.5), False)]
+)
+def test_what_is_compared_by_seconds(weights: tuple[float, ...], answer: bool) -> None:
+    """Candidates are compared by seconds where every term is a cost."""
+    choice = Choice("single", 0, 1, (None,))
+    choice.weights = weights
+    assert choice.by_seconds is answer

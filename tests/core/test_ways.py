@@ -166,3 +166,24 @@ def test_explain_says_what_the_other_way_would_take(tmp_path: Path) -> None:
             [*command, *after], cwd=tmp_path, capture_output=True, check=True, timeout=60
         )
         assert re.search(rf"(?m)^{said}\d+\.\d+ s$", done.stdout.decode())
+
+
+def test_explain_with_another_strategy(tmp_path: Path) -> None:
+    """`calinix explain --strategy` decides as the file would with that one, its settings kept."""
+    pods = [{"id": f"p{number}", "url": f"http://p{number}:1"} for number in range(2)]
+    weights = {"cache": 1.0, "load": 0.0, "sticky": 0.0}
+    body = {"messages": [{"content": "hi"}]}
+    (tmp_path / "body.json").write_bytes(msgspec.json.encode(body))
+    for strategy in ("leastLoad", {"name": "predictive", "single": weights}):
+        config = {"upstreams": {"single": {"pods": pods}}, "gateway": {"strategy": strategy}}
+        (tmp_path / "config.yaml").write_bytes(msgspec.yaml.encode(config))
+        done = subprocess.run(
+            [kit.CALINIX, "explain", "body.json", "--strategy", "cacheAware", "--json"],
+            cwd=tmp_path, capture_output=True, check=True, timeout=60,
+        )  # fmt: skip
+        decision = msgspec.json.decode(done.stdout)
+        assert decision["strategy"] == "cacheAware"
+        (choice,) = decision["choices"]
+        is_set = isinstance(strategy, dict)
+        assert choice["weights"].get("cache", 1.0 if is_set else 0.6) == (1.0 if is_set else 0.6)
+        assert choice["weights"].get("load", 0.0) == (0.0 if is_set else 0.3)

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 import kit
 from calinix.edge import kv_sockets
+from calinix.edge.http_client import PodClient
 from calinix.edge.kv_feed import SILENT_S
 from calinix.edge.kv_lines import AT_ONCE, Places, ReplayLine
 from calinix.edge.kv_settings import at_rank, base_model, model_in
@@ -78,6 +79,50 @@ async def test_256_pods_at_one_endpoint() -> None:
             assert held == [2 * (n == number) for n in range(count)]
         assert feed.strangers == 0
         publisher.close()
+
+
+@kit.on_loop
+async def test_a_pod_that_comes_later_may_have_more_ranks() -> None:
+    """The bound endpoint grows with the ranks of pods that are added while it runs, for all."""
+    port = two_free_ports()
+    loop = asyncio.get_running_loop()
+    config = config_of(pod_of("p"), bind=f"tcp://127.0.0.1:{port}")
+    async with feeding(config) as (feed, _):
+        assert len(feed.bound) == 1
+        for pod in (pod_of("q", ranks=2), pod_of("r")):
+            feed.add(pod, PodClient(pod.url, loop, connect_timeout_s=1.0))
+        assert feed.bound == [f"tcp://127.0.0.1:{port + rank}" for rank in range(2)]
+        publisher = Sockets(loop).publish(feed.bound[1])
+        engine = Engine(1000, rank=1)
+
+        def is_heard() -> bool:
+            engine.run(prompt(7))
+            if (message := engine.flush()) is not None:
+                topic = b"kv@q@%b" % MODEL.encode()
+                publisher.send(frames_of(topic, message.sequence, message.payload))
+            engine.reset()
+            return feed.views()["q"].batches[1] > 0
+
+        await kit.until(is_heard, "its second rank is heard")
+        assert feed.strangers == 0
+        publisher.close()
+
+
+@kit.on_loop
+async def test_a_port_that_a_further_rank_cannot_have() -> None:
+    """That is said, and the pods that are there already are listened to as before."""
+    port = two_free_ports()
+    config = config_of(pod_of("p"), bind=f"tcp://127.0.0.1:{port}")
+    async with feeding(config) as (feed, _):
+        with socket.socket() as taken, capture_logs() as logs:
+            taken.bind(("127.0.0.1", port + 1))
+            taken.listen()
+            pod = pod_of("q", ranks=2)
+            client = PodClient(pod.url, asyncio.get_running_loop(), connect_timeout_s=1.0)
+            feed.add(pod, client)
+        said = [(line["event"], line["pod"]) for line in logs]
+        assert ("kv_events_off", "q") in said
+        assert len(feed.bound) == 1
 
 
 @kit.on_loop

@@ -22,7 +22,7 @@ from calinix.engines.mooncake import (
 )
 from calinix.engines.plain import OneLeg
 from calinix.engines.protocols import exchange_for, protocol_of
-from calinix.engines.sglang import DuplicateRoomError, Room, RoomTable, read_rooms
+from calinix.engines.sglang_rooms import DuplicateRoomError, Room, RoomTable, read_rooms
 from calinix.errors import BadRequest
 
 DATA = Path(__file__).parent.parent / "data/engines"

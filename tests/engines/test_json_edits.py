@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calinix.core.bodies import is_transfer_field
-from calinix.engines.base import (
+from calinix.engines.json_edits import (
     decode_members,
     encode_members,
     strip_transfer_fields,

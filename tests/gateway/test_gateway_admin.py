@@ -192,6 +192,19 @@ async def test_decisions_and_what_came_of_them() -> None:
 
 
 @kit.on_loop
+async def test_decisions_refuse_what_they_do_not_know() -> None:
+    """A parameter that there is not is no answer to another question: 400, with those there are."""
+    async with fleet_of(single=1) as fleet, gateway_of(fleet.config()) as app:
+        assert app.admin is not None
+        for query, param in (("limit=5", "limit"), ("last=5&pod=", "pod"), ("last=x", "last")):
+            reply = await kit.http(app.admin.port, "GET", f"/admin/decisions?{query}")
+            assert reply.status == 400
+            assert reply.json()["error"]["param"] == param
+        reply = await kit.http(app.admin.port, "GET", "/admin/decisions?limit=5")
+        assert "last and request_id" in reply.json()["error"]["message"]
+
+
+@kit.on_loop
 async def test_what_the_admin_port_refuses() -> None:
     """Unknown paths name the known ones; unknown pods, ids and methods are told as such."""
     async with raw_pod() as pod, gateway_of(config_of(p=pod)) as app:

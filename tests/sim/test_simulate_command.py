@@ -202,6 +202,28 @@ def test_settings_are_as_in_the_file() -> None:
     assert parsed("") == {}
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("controller.stepMs=soon", r"^controller\.stepMs: expected an integer .*, found 'soon'"),
+        (
+            "controller.stepMs=1",
+            r"^controller\.stepMs: expected an integer from 50 to 60000, found 1$",
+        ),
+        ("gateway.strategy.name=best", r"^gateway\.strategy\.name: expected .*random.*, found"),
+        ("gateway.limits=7", r"^gateway\.limits: expected "),
+        ("scenario.noise=much", r"^scenario\.noise: expected a number .*, found 'much'"),
+        ("scenario.speeds=[2, 0]", r"^scenario\.speeds\[1\]: expected a number .*, found 0$"),
+        ("scenario=7", r"scenario"),
+        ("scenario.nose=1", r"^unknown key 'scenario\.nose'; did you mean 'scenario\.noise'\?$"),
+    ],
+)
+def test_wrong_values_are_told_as_in_a_file(changes: str, said: str) -> None:
+    """The key in full, what is expected there, and what was found."""
+    with pytest.raises(ValueError, match=said):
+        check(Task("azure-conversation", "predictive", 1, changes=changes))
+
+
 def test_progress_grows_to_its_end() -> None:
     """The share never shrinks, and ends at 1 with all runs done."""
     tasks = [Task("seed-2p2d", "random", seed, changes="scenario.requests=50") for seed in (1, 2)]

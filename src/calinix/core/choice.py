@@ -92,6 +92,11 @@ class Choice:
         self.pod: Pod | None = None
         """The pick; None when nobody was left."""
 
+    @property
+    def by_seconds(self) -> bool:
+        """Whether candidates are compared by seconds: costs weigh -1, a score is minus seconds."""
+        return bool(self.weights) and all(weight == -1.0 for weight in self.weights)
+
     def weighed(self) -> Floats | None:
         """The scores, worked out anew from the terms; None where the picker needed none.
 

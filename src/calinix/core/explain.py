@@ -117,7 +117,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "picked": picked,
         "rule": choice.rule or None,
         "otherWaySeconds": round(choice.other_way_s, 6) if choice.other_way_s >= 0.0 else None,
-        "unit": "seconds" if _costs(choice) else "score",
+        "unit": "seconds" if choice.by_seconds else "score",
         "runnerUp": others[0] if others and scores is not None else None,
         "weights": {name: weight for name, weight, _ in _said(choice)},
         "candidates": candidates,
@@ -128,11 +128,6 @@ def _choice(choice: Choice) -> dict[str, Any]:
             if (pod := choice.who[slot]) is not None
         ],
     }
-
-
-def _costs(choice: Choice) -> bool:
-    """Whether candidates are compared by seconds: these weigh -1, so a score is seconds below 0."""
-    return bool(choice.weights) and all(weight == -1.0 for weight in choice.weights)
 
 
 def _said(choice: Choice) -> Iterator[tuple[str, float, Term]]:

@@ -43,10 +43,8 @@ def whole_on(state: State, prompt: Prompt) -> HostBitmap:
 
 def seconds(choice: Choice) -> float | None:
     """What the choice costs; None where candidates are not compared by seconds."""
-    scores = choice.weighed()
-    if scores is None or any(weight != -1.0 for weight in choice.weights):
-        return None
-    return -float(scores[choice.index])
+    scores = choice.weighed() if choice.by_seconds else None
+    return None if scores is None else -float(scores[choice.index])
 
 
 def is_whole_better(state: State, whole: Choice, first: Choice, second: Choice, now: float) -> bool:

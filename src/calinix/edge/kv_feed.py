@@ -103,13 +103,30 @@ class KvFeed:
         settings = self._config.kv_events
         if settings.bind is None or not self._config.cache_registry.enabled:
             return
+        self._bind(settings.bind)
+
+    def _bind(self, endpoint: str) -> None:
+        """Binds for each rank that some pod has and that none is bound for. Raises ConfigError."""
+        here = [fed for fed in self._fed.values() if fed.config.kv_events.endpoint is None]
+        ranks = max((fed.config.kv_events.ranks for fed in here), default=1)
+        topics = tuple(fed.prefix for fed in here)
         sockets = self._need_sockets()
-        for rank in range(self._bound_ranks()):
+        for rank in range(len(self._bound), ranks):
             deliver = functools.partial(self._bound_message, rank)
-            endpoint = at_rank(settings.bind, rank)
-            self._bound.append(sockets.subscribe(endpoint, (), deliver, bind=True))
-        for fed in self._fed.values():
-            self._subscribe(fed)
+            inlet = sockets.subscribe(at_rank(endpoint, rank), topics, deliver, bind=True)
+            self._bound.append(inlet)
+
+    def _listen_for(self, fed: _Fed) -> None:
+        """Subscribes to a further pod that publishes at the bound endpoint, once that is bound."""
+        endpoint = self._config.kv_events.bind
+        if fed.config.kv_events.endpoint is not None or not self._bound or endpoint is None:
+            return
+        for inlet in self._bound:
+            inlet.socket.subscribe(fed.prefix)
+        try:
+            self._bind(endpoint)
+        except ConfigError as error:
+            log.error("kv_events_off", pod=fed.config.id, reason=str(error))
 
     def add(self, config: PodConfig, client: PodClient) -> None:
         """A pod is configured. Where it cannot be listened to, that is logged."""
@@ -120,7 +137,7 @@ class KvFeed:
             return
         fed = self._fed[config.id] = _Fed(config, client, self._now())
         self._topics.clear()
-        self._subscribe(fed)
+        self._listen_for(fed)
         if self._clears_only and len(self._fed) == 1:
             log.warning(
                 "kv_events_only_clear",
@@ -290,11 +307,6 @@ class KvFeed:
         found = self._topics[topic] = max(fits, key=lambda fed: len(fed.prefix), default=None)
         return found
 
-    def _subscribe(self, fed: _Fed) -> None:
-        if fed.config.kv_events.endpoint is None:
-            for inlet in self._bound:
-                inlet.socket.subscribe(fed.prefix)
-
     # --- time --------------------------------------------------------------------------------
 
     def _need_sockets(self) -> Sockets:
@@ -321,10 +333,6 @@ class KvFeed:
         return (
             fed for at, fed in enumerate(list(self._fed.values())) if at % _TICKS_PER_ROUND == turn
         )
-
-    def _bound_ranks(self) -> int:
-        """As many as the pods of the file have that publish there."""
-        return max((fed.config.kv_events.ranks for fed in self._fed.values()), default=1)
 
     def _say(self, fed: _Fed, now: float) -> None:
         """Tells people once what is amiss with a pod's events, and when it is over."""

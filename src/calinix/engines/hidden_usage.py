@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from calinix.engines.base import decode_members, encode_members, raw_member, with_members
+from calinix.engines.json_edits import decode_members, encode_members, raw_member, with_members
 from calinix.errors import BadRequest
 
 MAX_HELD_BYTES: Final = 16_384

@@ -13,13 +13,9 @@ from collections.abc import Mapping
 import msgspec
 
 from calinix.core.prompt import Endpoint
-from calinix.engines.base import (
-    Draw,
-    ExchangeError,
+from calinix.engines.base import Draw, ExchangeError, Leg, LegAnswer, Prefiller
+from calinix.engines.json_edits import (
     JsonMembers,
-    Leg,
-    LegAnswer,
-    Prefiller,
     drop_transfer_fields,
     encode_members,
     with_members,

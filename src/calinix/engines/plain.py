@@ -5,12 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from calinix.core.prompt import Endpoint
-from calinix.engines.base import (
-    ExchangeError,
+from calinix.engines.base import ExchangeError, Leg, LegAnswer, LegRole
+from calinix.engines.json_edits import (
     JsonMembers,
-    Leg,
-    LegAnswer,
-    LegRole,
+    batch_of,
     decode_members,
     drop_transfer_fields,
     encode_members,
@@ -20,6 +18,11 @@ from calinix.engines.base import (
 from calinix.errors import BadRequest
 
 PARAMS_FIELD = "kv_transfer_params"
+ASK_REMOTE_DECODE = (
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+"""What vLLM's NIXL prefill leg asks for: the prompt's blocks kept, and a handle to them."""
 
 OUTPUT_LIMITS: dict[Endpoint, tuple[str, ...]] = {
     Endpoint.CHAT: ("max_tokens", "max_completion_tokens"),
@@ -102,6 +105,13 @@ def can_split(members: JsonMembers, endpoint: Endpoint, *, budget_allowed: bool 
     if endpoint is Endpoint.MESSAGES and not budget_allowed:
         return b"budget_tokens" not in raw_member(members, "thinking")
     return endpoint in OUTPUT_LIMITS
+
+
+def is_one_sequence(members: JsonMembers) -> bool:
+    """Whether a body asks for one sequence of one prompt: a handle covers exactly one."""
+    if raw_member(members, "use_beam_search") == b"true":
+        return False
+    return raw_member(members, "n") in (b"", b"1") and batch_of(members) in (None, 1)
 
 
 def wants_prompt_logprobs(members: JsonMembers) -> bool:

@@ -7,11 +7,18 @@ from collections.abc import Callable
 from typing import Literal
 
 from calinix.core.prompt import Endpoint
-from calinix.engines.base import Draw, Exchange, ExchangeError, Prefiller, decode_members
+from calinix.engines.base import Draw, Exchange, ExchangeError, Prefiller
+from calinix.engines.json_edits import decode_members
 from calinix.engines.mooncake import MooncakeExchange
-from calinix.engines.plain import OUTPUT_LIMITS, OneLeg, PrefillDecode, can_split
+from calinix.engines.plain import (
+    ASK_REMOTE_DECODE,
+    OUTPUT_LIMITS,
+    OneLeg,
+    PrefillDecode,
+    can_split,
+    is_one_sequence,
+)
 from calinix.engines.sglang import SglangExchange
-from calinix.engines.vllm import NixlExchange, is_one_sequence
 
 Protocol = Literal["plain", "nixl", "mooncake", "sglang"]
 """How KV gets from a prefill pod to a decode pod."""
@@ -44,7 +51,7 @@ def _nixl(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> 
     members = decode_members(body)
     if not can_split(members, endpoint, budget_allowed=True) or not is_one_sequence(members):
         return OneLeg(body, "decode")
-    return NixlExchange(body, members, endpoint)
+    return PrefillDecode(body, members, endpoint, ASK_REMOTE_DECODE)
 
 
 def _mooncake(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:

@@ -1,8 +1,8 @@
-"""vLLM's NIXL prefill/decode protocol, both ends: the router's exchange, the pods' handles.
+"""vLLM's NIXL prefill/decode protocol, the pods' end: handles.
 
-Router: the prefill leg asks for `do_remote_decode`; the prefill pod pins the prompt's blocks and
-answers with a handle; the decode leg carries that handle in its exact bytes. Pods: a handle is
-issued, lasts for a lease, and can be redeemed once.
+The prefill leg asks for `do_remote_decode`; the prefill pod pins the prompt's blocks and answers
+with a handle; the decode leg carries that handle in its exact bytes (plain.PrefillDecode). A handle
+is issued, lasts for a lease, and can be redeemed once.
 """
 
 from __future__ import annotations
@@ -11,34 +11,10 @@ import enum
 
 import msgspec
 
-from calinix.core.prompt import Endpoint
-from calinix.engines.base import JsonMembers, batch_of, raw_member
-from calinix.engines.plain import PrefillDecode
 from calinix.errors import CalinixError
 
 LEASE_S = 30.0
 """How long a prefill pod pins blocks for a decode pod that does not come."""
-
-ASK_REMOTE_DECODE = (
-    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
-    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
-)
-
-
-class NixlExchange(PrefillDecode):
-    """`start` -> prefill, `after` -> decode with the prefill pod's handle."""
-
-    __slots__ = ()
-
-    def __init__(self, body: bytes, members: JsonMembers, endpoint: Endpoint):
-        super().__init__(body, members, endpoint, ASK_REMOTE_DECODE)
-
-
-def is_one_sequence(members: JsonMembers) -> bool:
-    """Whether a body asks for one sequence of one prompt: a handle covers exactly one."""
-    if raw_member(members, "use_beam_search") == b"true":
-        return False
-    return raw_member(members, "n") in (b"", b"1") and batch_of(members) in (None, 1)
 
 
 class NixlHandle(msgspec.Struct, frozen=True, kw_only=True):

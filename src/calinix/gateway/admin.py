@@ -18,6 +18,7 @@ _JSON = b"content-type: application/json\r\ncache-control: no-store\r\n"
 _METRICS = b"content-type: text/plain; version=0.0.4; charset=utf-8\r\n"
 _YAML = b"content-type: application/yaml\r\n"
 _MAX_DECISIONS = 1000
+_DECISION_PARAMETERS = ("last", "request_id")
 _HISTORY = {"source": "history"}
 """Of a pod without KV events."""
 
@@ -101,7 +102,13 @@ class AdminHandler:
         return view
 
     def _decisions(self, request: Request) -> None:
-        query = parse_qs(request.query.decode("latin-1"))
+        query = parse_qs(request.query.decode("latin-1"), keep_blank_values=True)
+        for name in query:
+            if name not in _DECISION_PARAMETERS:
+                known = " and ".join(_DECISION_PARAMETERS)
+                raise errors.BadRequest(
+                    f"unknown parameter '{name[:64]}'; there are {known}", param=name[:64]
+                )
         ring = self._gateway.router.decisions
         if "request_id" in query:
             found = ring.find(query["request_id"][0])

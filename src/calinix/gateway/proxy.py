@@ -26,8 +26,9 @@ from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteReques
 from calinix.edge.fast import count_events
 from calinix.edge.http_client import ResponseHead, UpstreamCall, UpstreamFailure
 from calinix.edge.http_server import Request
-from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer, strip_transfer_fields
+from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer
 from calinix.engines.hidden_usage import UsageCut, ask_for_usage
+from calinix.engines.json_edits import strip_transfer_fields
 from calinix.engines.plain import OneLeg
 from calinix.engines.usage import Usage, read_usage
 from calinix.gateway.heads import (

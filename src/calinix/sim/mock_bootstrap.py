@@ -26,7 +26,7 @@ from calinix.engines.mooncake import (
     query_answer,
     worker_of,
 )
-from calinix.engines.sglang import DuplicateRoomError, Room, RoomTable, read_rooms
+from calinix.engines.sglang_rooms import DuplicateRoomError, Room, RoomTable, read_rooms
 from calinix.engines.vllm import HandleError
 from calinix.errors import CalinixError
 from calinix.sim.mock_generate import Generation, Unanswered

@@ -14,6 +14,8 @@ import yaml
 
 from calinix.config import Config
 from calinix.config.near import nearest, paths_of_keys
+from calinix.config.source import compose
+from calinix.config.walk import Walker
 from calinix.sim.baselines import BASELINES
 from calinix.sim.fleet_config import config_of, converted, merged
 from calinix.sim.scenarios import SCENARIOS, Scenario
@@ -45,7 +47,7 @@ class Changes(
     gateways: Annotated[int, msgspec.Meta(ge=1, le=256)] | None = None
     sync_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     late_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    speeds: tuple[Annotated[float, msgspec.Meta(gt=0)], ...] | None = None
+    speeds: tuple[Annotated[float, msgspec.Meta(ge=0.001)], ...] | None = None
     """Of the pods of each group, repeated."""
 
 
@@ -95,10 +97,11 @@ def named(task: Task) -> tuple[str, Scenario]:
     name, _, own = task.strategy.partition(":")
     settings = merged(parsed(task.changes), parsed(own))
     scenario = SCENARIOS[task.scenario]
+    scenario_says = settings.pop("scenario", {})
     try:
-        changes = msgspec.convert(settings.pop("scenario", {}), Changes)
+        changes = msgspec.convert(scenario_says, Changes)
     except msgspec.ValidationError as error:
-        raise ValueError(f"scenario: {_said(error)}") from error
+        raise ValueError(_said(error, Changes, scenario_says, "scenario.")) from error
     fields = {
         field: value
         for field in ("noise", "streamed_share", "gateways", "sync_s", "late_s")
@@ -117,19 +120,27 @@ def check(task: Task) -> None:
     """Raises ValueError, with what is wrong, for a task that cannot run."""
     name, scenario = named(task)
     known = "leastLoad" if name in BASELINES else name
+    config = config_of(scenario.pods(task.pods), known, 16, scenario.settings)
     try:
-        converted(config_of(scenario.pods(task.pods), known, 16, scenario.settings))
+        converted(config)
     except msgspec.ValidationError as error:
-        raise ValueError(_said(error)) from error
+        raise ValueError(_said(error, Config, config)) from error
 
 
-def _said(error: msgspec.ValidationError) -> str:
-    """What is wrong; of a key that is not known, which one was probably meant."""
+def _said(error: msgspec.ValidationError, kind: type[Any], tree: Any, prefix: str = "") -> str:
+    """What is wrong, in the words that are used of a file: which key, and what is expected there.
+
+    `tree` is what was no `kind`. Of a key that is not known, which one was probably meant.
+    """
     found = re.search(r"unknown field `([^`]*)`", str(error))
     if found is None:
-        return str(error)
+        walker = Walker(cast("mi.StructType", mi.type_info(kind)), {})
+        walker.walk(compose(yaml.safe_dump(tree)))
+        wrong = [f"{prefix}{one.path}: {one.text}" for one in walker.problems]
+        return "; ".join(wrong) or f"{prefix}{error}"
     paths = {one: f"scenario.{one}" for one in Changes.__struct_encode_fields__}
     for key, places in paths_of_keys(cast("mi.StructType", mi.type_info(Config))).items():
         paths.setdefault(key, places[0])
     near = nearest(found[1], paths)
-    return f"unknown key {found[1]!r}" + (f"; did you mean {paths[near]!r}?" if near else "")
+    hint = f"; did you mean {paths[near]!r}?" if near else ""
+    return f"unknown key {prefix + found[1]!r}{hint}"

@@ -1,0 +1,97 @@
+"""Edits of JSON bodies that leave untouched values as they are, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from calinix.core.bodies import is_transfer_field, may_repeat_extra
+from calinix.errors import BadRequest
+
+JsonMembers = dict[str, msgspec.Raw]
+"""A JSON object's members by decoded name, each value in its exact bytes."""
+
+EXTRA_ARGS_FIELD = "vllm_xargs"
+"""vLLM hands its members to the engine as if they were top-level fields."""
+
+_members = msgspec.json.Decoder(JsonMembers)
+
+
+def decode_members(body: bytes) -> JsonMembers:
+    """The members of a JSON object; of duplicate names the last one counts, as for the engines.
+
+    Raises BadRequest when `body` is not a JSON object.
+    """
+    try:
+        return _members.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"The body is not a JSON object: {error}") from error
+
+
+def encode_members(members: JsonMembers) -> bytes:
+    """The object as JSON. Every value keeps its bytes."""
+    return msgspec.json.encode(members)
+
+
+def raw_member(members: JsonMembers, name: str) -> bytes:
+    """The member's bytes; empty when it is absent or null."""
+    value = members.get(name)
+    text = b"" if value is None else bytes(value)
+    return b"" if text == b"null" else text
+
+
+def with_members(body: bytes, added: Mapping[str, bytes]) -> bytes:
+    """`body`, a JSON object that has none of these members, with them at its end."""
+    head = body.rstrip()[:-1].rstrip()
+    comma = b"" if head == b"{" else b","
+    return b"%b%b%b}" % (
+        head,
+        comma,
+        b",".join([b"%b:%b" % (msgspec.json.encode(name), raw) for name, raw in added.items()]),
+    )
+
+
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def batch_of(members: JsonMembers) -> int | None:
+    """How many prompts a body holds as a list; None: one prompt, not in a list.
+
+    Raises BadRequest when the list is none.
+    """
+    prompt = raw_member(members, "prompt")
+    if not prompt.startswith(b"[") or prompt[1:].lstrip()[:1] not in (b'"', b"["):
+        return None  # a text, token ids, or an empty list
+    try:
+        return len(_raw_list.decode(prompt))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadRequest(f"prompt: {error}", param="prompt") from error
+
+
+def drop_transfer_fields(members: JsonMembers) -> bool:
+    """Takes transfer fields out of `members` and of its `vllm_xargs`; whether there were any."""
+    dropped = [name for name in members if is_transfer_field(name)]
+    for name in dropped:
+        del members[name]
+    extra = members.get(EXTRA_ARGS_FIELD)
+    if extra is None or bytes(memoryview(extra)[:1]) != b"{":
+        return bool(dropped)
+    inner = decode_members(bytes(extra))
+    kept = {name: value for name, value in inner.items() if not is_transfer_field(name)}
+    if len(kept) == len(inner):
+        return bool(dropped)
+    members[EXTRA_ARGS_FIELD] = msgspec.Raw(encode_members(kept))
+    return True
+
+
+def strip_transfer_fields(body: bytes) -> bytes:
+    """`body` without client-supplied transfer fields; the same object when there are none.
+
+    Found by the parser, so that escaped and duplicate names cannot hide them. A client-supplied
+    handle can hang a decode engine and, on disconnect, kill it. Raises BadRequest when `body` is
+    not a JSON object.
+    """
+    members = decode_members(body)
+    hidden = EXTRA_ARGS_FIELD in members and may_repeat_extra(body)
+    return encode_members(members) if drop_transfer_fields(members) or hidden else body
