@@ -25,8 +25,7 @@ METHOD = (
     "on the other. Contenders take turns within a repeat. CPU is the time of every process of the "
     "proxy over the requests (chunks) answered meanwhile. Every answer is checked: status 200 and "
     "the bytes that the mock sent, streams to their last event. `other` is what anybody else used "
-    "of the machine, in cores. A ratio's median is that of the medians; its least and most are "
-    "taken within a repeat."
+    "of the machine, in cores. A ratio is taken within a repeat: median, least and most of them."
 )
 
 

@@ -14,7 +14,7 @@ index: 128 threads read it while 32 write to it; bitmap: a set of pods in four f
 
 fairness: 90 % of the requests share a prefix; staleness: load that is known late (both simulated)
 
-Half a minute of the quick form: calinix bench --quick. One scenario: calinix bench --only decision
+A minute for all of it; some seconds for one: calinix bench --only decision --quick
 
 Bars are for the compiled form, as pip installs it where there is a C compiler.
 """

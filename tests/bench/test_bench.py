@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from calinix import cli_scenarios
 from calinix.bench import bitmap, decision, fairness, index, staleness, suite
 from calinix.bench.desk import INFLIGHT_PER_POD, Desk, bodies, stepping
-from calinix.bench.results import Finding, at_least, at_most, quantile, spread_of
+from calinix.bench.results import Finding, at_least, at_most, is_noisy, quantile
 from calinix.bench.setting import form_of, setting
 from calinix.bench.suite import Result
 from calinix.cli import app
@@ -130,12 +130,23 @@ def test_late_load_misroutes(small: None) -> None:
 
 def test_bars_that_are_missed_in_noise_prove_nothing() -> None:
     """A bar holds or not; where rounds differ much, one that is missed is undecided."""
-    assert at_most("x", 11.0, 12.0, "us", 9.0).holds is True
+    assert at_most("x", 11.0, 12.0, "us", doubtful=True).holds is True
     assert at_most("x", 13.0, 12.0, "us").holds is False
-    assert at_most("x", 13.0, 12.0, "us", 2.0).holds is None
+    assert at_most("x", 13.0, 12.0, "us", doubtful=True).holds is None
     assert at_least("x", 90_000.0, 80_000.0) == Finding("x", "90,000", ">= 80,000", True)
-    assert spread_of([10.0, 20.0, 30.0]) == 2.0
+    assert is_noisy([10.0, 20.0, 30.0])
+    assert not is_noisy([10.0, 12.0, 30.0])
     assert quantile([3, 1, 2], 0.99) == 3
+
+
+def test_a_core_that_others_used_breaks_no_bar() -> None:
+    """A bar that is missed while others had half of the core is undecided; else it is missed."""
+    row = decision.CallersRow("100 words", 16, 1, 20.0, 11.0, 90.0, 45_000.0, 0.5, [20.0])
+    half = decision.findings(decision.Decision("cacheAware", [row], []))
+    whole = msgspec.structs.replace(row, cpu_ratio=1.0)
+    assert [one.holds for one in half] == [None]
+    found = decision.findings(decision.Decision("cacheAware", [whole], []))
+    assert [one.holds for one in found] == [False]
 
 
 def test_the_form_is_said() -> None:

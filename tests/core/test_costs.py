@@ -194,7 +194,7 @@ def test_a_credit_is_no_pin() -> None:
     """It never exceeds what the pod would have to compute, and a queue outbids it."""
     router = router_of(2)
     plan = ask(router, b"short", session_key="s", avoid=0b10)
-    finish(router, plan, output_tokens=100_000)
+    finish(router, plan, output_tokens=4_000)
     state, again = router._state, request(b"short", session_key="s")
     for n in range(50):
         ask(router, b"%d" % n + b"y" * 4000, avoid=0b10)

@@ -78,7 +78,7 @@ class Desk:
         lease_id = self._route(read_body(_CHAT, octets), now)
         oldest = self._oldest(lease_id)
         if oldest:
-            self.router.observe(Finished(oldest, 200, 1000, 0, 20), now)
+            self.router.observe(Finished(oldest, 200, None, None, 20), now)
 
     def steps(self, octets: bytes) -> tuple[int, int, int, int]:
         """The same in ns: body, route, first token (which streams show), end; 0 for no end."""
@@ -94,7 +94,7 @@ class Desk:
         if not oldest:
             return read - began, routed - read, answered - routed, 0
         ending = perf_counter_ns()
-        self.router.observe(Finished(oldest, 200, 1000, 0, 20), now + 0.02)
+        self.router.observe(Finished(oldest, 200, None, None, 20), now + 0.02)
         return read - began, routed - read, answered - routed, perf_counter_ns() - ending
 
     def _next(self) -> float:

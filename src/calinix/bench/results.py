@@ -32,21 +32,23 @@ class Grid(msgspec.Struct, frozen=True):
     """What a reader has to know to read it."""
 
 
-def at_most(what: str, figure: float, limit: float, unit: str = "", spread: float = 1.0) -> Finding:
-    """A bar from above; `spread` is the median round over the best one."""
-    return _judge(what, figure, f"<= {limit:g}", figure <= limit, unit, spread)
+def at_most(
+    what: str, figure: float, limit: float, unit: str = "", *, doubtful: bool = False
+) -> Finding:
+    """A bar from above; one that is missed is undecided where the figure is doubtful."""
+    return _judge(what, figure, f"<= {limit:g}", figure <= limit, unit, doubtful)
 
 
 def at_least(
-    what: str, figure: float, limit: float, unit: str = "", spread: float = 1.0
+    what: str, figure: float, limit: float, unit: str = "", *, doubtful: bool = False
 ) -> Finding:
     """A bar from below."""
-    return _judge(what, figure, f">= {limit:,g}", figure >= limit, unit, spread)
+    return _judge(what, figure, f">= {limit:,g}", figure >= limit, unit, doubtful)
 
 
-def spread_of(rounds: Sequence[float]) -> float:
-    """The median round over the best, where less is better; 1 for none."""
-    return statistics.median(rounds) / min(rounds) if rounds and min(rounds) > 0.0 else 1.0
+def is_noisy(rounds: Sequence[float]) -> bool:
+    """Whether the median round took so much longer than the best that others must have run."""
+    return bool(rounds) and statistics.median(rounds) > NOISY * min(rounds)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -55,7 +57,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def _judge(what: str, figure: float, limit: str, holds: bool, unit: str, spread: float) -> Finding:
+def _judge(what: str, figure: float, limit: str, holds: bool, unit: str, doubtful: bool) -> Finding:
     said = f"{figure:,.0f}" if figure >= 1000 else f"{figure:.3g}"
-    verdict = None if not holds and spread > NOISY else holds
+    verdict = None if not holds and doubtful else holds
     return Finding(what, f"{said} {unit}".strip(), f"{limit} {unit}".strip(), verdict)

@@ -35,8 +35,8 @@ class Imbalance(Base, frozen=True):
     offset: Factor = 4.0
     """Requests on top of that."""
     copy_offset: Factor = 1.0
-    """A prefix that two pods or more hold goes to a further one while all of these have more than
-    the mean and so many requests inflight."""
+    """A prefix that two pods or more hold goes to a further one while all of these have more
+    inflight than the mean, by so many requests and by a quarter."""
 
 
 class Predictive(Base, frozen=True):

@@ -6,11 +6,16 @@ To add one: write the function, and its line in ALWAYS or FILTERS.
 # ruff: noqa: ARG001  one signature for all
 from __future__ import annotations
 
+from typing import Final
+
 from calinix.core.bitmap import HostBitmap
 from calinix.core.choice import Choice, Filter
-from calinix.core.kv import balanced
+from calinix.core.kv import balanced, least_of_highest, only_highest
 from calinix.core.requests import RouteRequest
 from calinix.core.state import State
+
+COPY_FACTOR: Final = 1.25
+"""Pods that hold a hot prefix are too few where all have more than this times the mean."""
 
 
 def alive(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
@@ -78,28 +83,29 @@ def imbalance(state: State, request: RouteRequest, choice: Choice) -> HostBitmap
 def without_busy_holders(state: State, choice: Choice, pick: int) -> HostBitmap:
     """Who does not hold a hot prefix, so that another pod comes to hold it; 0: nobody has to.
 
-    Hot is what two pods or more hold most of, and all that hold it have more than the mean and
-    copyOffset requests: its copies are too few. What one pod holds is somebody's own conversation.
+    Hot is what two pods or more hold most of, while all that hold it have more than the mean, by
+    copyOffset requests and by a quarter. What one pod holds is somebody's own conversation.
     """
-    offset = state.strategy.imbalance.copy_offset
     inflight, depths, among = choice.inflight, choice.depths, choice.among
     assert inflight is not None
     assert depths is not None
     assert among is not None
-    load = inflight[pick]
-    if load <= offset or depths[pick] < choice.deepest:
+    offset = state.strategy.imbalance.copy_offset
+    if inflight[pick] <= offset or depths[pick] < choice.deepest or only_highest(depths) >= 0:
         return 0
-    bound = sum(inflight) / among.count + offset
-    if load <= bound:
+    least = least_of_highest(depths, inflight, 0.0)
+    if inflight[least] <= offset:
         return 0
-    holders = held_by = 0
+    slots, slot = among.slots, among.slots[least]
+    for factor, more in ((1.0, offset), (COPY_FACTOR, 0.0)):
+        kept = balanced(inflight, slots, factor, more)
+        if not kept or kept >> slot & 1:
+            return 0
+    others = 0
     for place in range(among.count):
-        if depths[place] >= choice.deepest:
-            if inflight[place] <= bound:
-                return 0
-            holders |= 1 << among.slots[place]
-            held_by += 1
-    return choice.candidates & ~holders if 2 <= held_by < among.count else 0
+        if depths[place] < choice.deepest:
+            others |= 1 << slots[place]
+    return others
 
 
 ALWAYS: dict[str, Filter] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from calinix.core import events
 from calinix.core.events import Event, Failure
@@ -17,6 +17,9 @@ from calinix.core.roster import Roster
 from calinix.core.state import State
 from calinix.core.strategies import recipes
 
+SOME_TOKENS: Final = 4096.0
+MOST_TOKENS_PER_S: Final = 20_000.0
+"""An answer that states more than some tokens at more than this pace did not have them."""
 _GENERATE = Work.GENERATE
 _NEUTRAL = frozenset({Failure.TOTAL_TIMEOUT, Failure.CANCELLED})
 _ANSWERED = frozenset({Failure.REFUSED, Failure.SERVER_ERROR})
@@ -266,14 +269,18 @@ class Observer:
         is_good = 200 <= status < 300
         if is_good:
             if lease.work is _GENERATE:
-                if event.prompt_tokens is not None:
-                    if event.cached_tokens is not None:
-                        self._compare_cache(lease, event.cached_tokens, event.prompt_tokens, now)
-                    self._preparer.learn(lease.prompt, event.prompt_tokens)
-                if event.output_tokens is not None:
-                    self._means.answered(event.output_tokens)
+                # Engines err, too: what a request cannot hold is believed of none of them.
+                stated, cached, output = (
+                    event.prompt_tokens, event.cached_tokens, event.output_tokens,
+                )  # fmt: skip
+                if stated is not None and lease.prompt.may_have(stated):
+                    if cached is not None and cached <= stated:
+                        self._compare_cache(lease, cached, stated, now)
+                    self._preparer.learn(lease.prompt, stated)
+                if output is not None and output <= SOME_TOKENS + MOST_TOKENS_PER_S * why.e2e_s:
+                    self._means.answered(output)
                     if self._table.is_current(lease.pod):
-                        self._learn_answer(lease, event.output_tokens)
+                        self._learn_answer(lease, output)
             if not lease.confirmed:
                 self._confirm_all(lease)
         else:

@@ -30,6 +30,10 @@ _KEEP: Final = 0.97
 _PRIOR_TOKENS: Final = 512.0
 _MIN_WORD_BLOCKS: Final = 4
 """Shorter ones are not learned from: their words are only known to half a block."""
+TEMPLATE_TOKENS: Final = 2048
+"""So many tokens an engine's own template may add to a prompt."""
+_MOST_UNITS: Final = 64.0
+"""No tokenizer's tokens are longer than this on average."""
 _MAX_NAMESPACES: Final = 4096
 _MAX_RATIOS: Final = 1024
 _EMPTY = Chain.of(())
@@ -81,6 +85,7 @@ class Prompt:
         "blocks",
         "cap_blocks",
         "chain",
+        "most_tokens",
         "namespace",
         "ratio",
         "spare",
@@ -99,6 +104,7 @@ class Prompt:
         units: float = 0.0,
         ratio: Ratio | None = None,
         spare: Chain | None = None,
+        most_tokens: float = 0.0,
     ):
         self.chain = chain
         self.blocks = blocks
@@ -115,6 +121,12 @@ class Prompt:
         self.ratio = ratio
         self.spare = spare
         """Another chain that the prompt is to be found by (`RouteRequest.spare`)."""
+        self.most_tokens = most_tokens
+        """More engine tokens than that cannot be made of it: no token is shorter than a byte."""
+
+    def may_have(self, tokens: int) -> bool:
+        """Whether an engine can have made so many tokens of it. What cannot be is not learned."""
+        return 0 < tokens <= self.most_tokens and self.units <= _MOST_UNITS * tokens
 
 
 _NO_PROMPT = Prompt(_EMPTY, 0, _NO_NAMESPACE, 0.0)
@@ -193,6 +205,8 @@ class Preparer:
             units = float(size)
             cap_blocks = (size - 1) // block
         tokens = units / per_token
+        own = size / 4 if ratio is None else float(size)
+        most_tokens = own + request.other_bytes + TEMPLATE_TOKENS
         if request.other_bytes:
             # What usage will count is more than the prompt: nothing can be learned from it.
             units = 0.0
@@ -207,6 +221,7 @@ class Preparer:
             units,
             ratio,
             spare,
+            most_tokens,
         )
 
     def chain_of(self, model: str, tenant: bytes, data: bytes, is_tokens: bool) -> Chain:
@@ -250,6 +265,7 @@ class Preparer:
             (size + others) / self._bytes.value,
             units=0.0 if others else float(size),
             ratio=self._bytes,
+            most_tokens=float(size + others + TEMPLATE_TOKENS),
         )
 
     def _namespace(self, key: tuple[str, bytes, bool]) -> Namespace:

@@ -38,6 +38,12 @@ class LegAnswer(msgspec.Struct, frozen=True):
     body: bytes
 
 
+class PrefillAnswer(msgspec.Struct, frozen=True):
+    """What is read of a prefill pod's answer: a handle in its exact bytes, where there is one."""
+
+    kv_transfer_params: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 class ExchangeError(CalinixError):
     """A leg's answer does not allow the exchange to go on."""
 

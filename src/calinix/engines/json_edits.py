@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from calinix.core.bodies import is_transfer_field, may_repeat_extra
+from calinix.core.bodies import (
+    TRANSFER_FIELDS,
+    TRANSFER_PREFIX,
+    is_transfer_field,
+    may_repeat_extra,
+)
 from calinix.errors import BadRequest
 
 JsonMembers = dict[str, msgspec.Raw]
@@ -71,7 +76,8 @@ def batch_of(members: JsonMembers) -> int | None:
 
 def drop_transfer_fields(members: JsonMembers) -> bool:
     """Takes transfer fields out of `members` and of its `vllm_xargs`; whether there were any."""
-    dropped = [name for name in members if is_transfer_field(name)]
+    fields = TRANSFER_FIELDS
+    dropped = [name for name in members if name in fields or name.startswith(TRANSFER_PREFIX)]
     for name in dropped:
         del members[name]
     extra = members.get(EXTRA_ARGS_FIELD)

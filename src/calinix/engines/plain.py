@@ -5,17 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from calinix.core.prompt import Endpoint
-from calinix.engines.base import ExchangeError, Leg, LegAnswer, LegRole
+from calinix.engines.base import ExchangeError, Leg, LegAnswer, LegRole, PrefillAnswer
 from calinix.engines.json_edits import (
     JsonMembers,
     batch_of,
-    decode_members,
     drop_transfer_fields,
     encode_members,
     raw_member,
     with_members,
 )
-from calinix.errors import BadRequest
 
 PARAMS_FIELD = "kv_transfer_params"
 ASK_REMOTE_DECODE = (
@@ -32,6 +30,7 @@ OUTPUT_LIMITS: dict[Endpoint, tuple[str, ...]] = {
 }
 """The fields that bound an answer's length, of every endpoint that can be split."""
 
+_prefill_answer = msgspec.json.Decoder(PrefillAnswer)
 _ONE = msgspec.Raw(b"1")
 _FALSE = msgspec.Raw(b"false")
 _NOT_FOR_PREFILL = (
@@ -146,10 +145,12 @@ def transfer_params(answer: LegAnswer) -> bytes | None:
     if not 200 <= answer.status < 300:
         raise ExchangeError(f"the prefill pod answered {answer.status}")
     try:
-        members = decode_members(answer.body)
-    except BadRequest as error:
+        params = _prefill_answer.decode(answer.body).kv_transfer_params
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ExchangeError("the prefill pod's answer is not a JSON object") from error
-    params = raw_member(members, PARAMS_FIELD)
-    if params and not params.startswith(b"{"):
+    text = b"" if params is msgspec.UNSET else bytes(params)
+    if not text or text == b"null":
+        return None
+    if not text.startswith(b"{"):
         raise ExchangeError("the prefill pod's kv_transfer_params is not an object")
-    return params or None
+    return text
