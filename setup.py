@@ -16,14 +16,14 @@ from setuptools.errors import CCompilerError, CompileError, ExecError
 
 HOT = """
     core/admission core/calibration core/canonical core/choice core/costs core/explain core/filters
-    core/health core/ledger core/means core/observe core/outlook core/pickers core/pipeline
-    core/plans core/pods core/prepare core/prompt core/rates core/recorded core/requests core/router
-    core/scorers core/sessions core/state
+    core/health core/ledger core/means core/observe core/outlook core/peer_records core/peers
+    core/pickers core/pipeline core/plans core/pods core/prepare core/prompt core/rates
+    core/recorded core/replicas core/requests core/router core/scorers core/sessions core/state
     edge/http_client edge/http_request edge/http_response edge/http_server edge/http_strict
     edge/http_wire
     engines/json_edits engines/plain engines/protocols engines/sglang engines/usage
-    gateway/heads gateway/proxy gateway/records gateway/server gateway/sides gateway/upstreams
-    gateway/waiting
+    gateway/heads gateway/outbox gateway/proxy gateway/records gateway/server gateway/sides
+    gateway/upstreams gateway/waiting
     telemetry/counters telemetry/record telemetry/telemetry
 """.split()  # noqa: SIM905
 GROUP = "calinix._hot"

@@ -44,6 +44,7 @@ CHECKS = (
     Check("5", "the strategies, in simulation", findings("bench_policies")),
     Check("5", "unique prompts at full speed", findings("bench_memory")),
     Check("5", "events and unique prompts together", findings("bench_storm")),
+    Check("5", "several workers", findings("bench_workers")),
     Check("6", "properties", suite("properties", "tests/properties")),
     Check("7", "faults", suite("faults", "tests/e2e", "fault and not default")),
 )

@@ -117,6 +117,7 @@ def test_nothing_to_note() -> None:
     [
         ("gateway: {tokenizer: words}\n", "gateway.tokenizer"),
         ("gateway: {sessionFromUser: true}\n", "gateway.sessionFromUser"),
+        ("gateway: {workers: 64}\n", "gateway.workers is 64, and this machine has"),
         ("cacheRegistry: {enabled: false}\n", "cacheRegistry.enabled"),
         ("admin: {host: 0.0.0.0}\n", "admin.host"),
         ("gateway: {strategy: {single: {cache: 1}}}\n", "gateway.strategy.single has no effect"),

@@ -55,6 +55,7 @@ PROOFS = {
     "upstreams.tls.verify": f"{LIFE}::test_pods_over_tls",
     "gateway.host": f"{EFFECTS}::test_addresses",
     "gateway.port": "e2e/test_serve.py::test_a_taken_port_is_a_clear_error",
+    "gateway.workers": "e2e/test_workers.py::test_all_workers_serve_and_the_admin_speaks_for_all",
     "gateway.strategy.name": f"{RELOAD}::test_settings_of_the_gateway",
     **{
         f"gateway.strategy.{role}.{score}": f"{ROUTING}::test_weight_of_the_{what}"

@@ -130,7 +130,7 @@ def part_of(module: str) -> str:
     names = module.split(".")[1:]
     if not names or any(n in {"cli", "__main__"} or n.startswith("cli_") for n in names):
         return "cli"
-    return "config" if names[0].startswith("config_") else names[0]
+    return next((p for p in ("app", "config") if names[0].startswith(f"{p}_")), names[0])
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:

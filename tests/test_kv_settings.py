@@ -24,6 +24,11 @@ POD = "upstreams: {single: {pods: [{id: p, url: 'http://p:1', kvEvents: {%s}}]}}
         (POD % "ranks: 65", "kvEvents.ranks", "from 1 to 64"),
         ("kvEvents: {bind: 'tcp://*:0'}\n" + POD % "ranks: 2", "kvEvents.bind", "for 2 ranks"),
         ("kvEvents: {bind: 'ipc://x'}\n" + POD % "ranks: 2", "kvEvents.bind", "tcp for ranks"),
+        (
+            "gateway: {workers: 2}\nkvEvents: {bind: 'ipc://x'}\n" + POD % "ranks: 1",
+            "kvEvents.bind",
+            "expected none with gateway.workers: 2",
+        ),
     ],
 )
 def test_addresses_that_cannot_be(text: str, where: str, what: str) -> None:

@@ -36,7 +36,7 @@ from calinix.gateway.admin import AdminHandler
 from calinix.gateway.server import Gateway
 from calinix.gateway.tokens import ExactTokens
 from calinix.gateway.upstreams import Upstream, Upstreams, pods_by_role
-from calinix.telemetry import Telemetry, configure_logging
+from calinix.telemetry import Telemetry
 
 log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ _MAX_FILES = 65_536
 _FIXED_SECTIONS = ("cache_registry", "kv_events", "scrape", "sessions", "admin", "log")
 _FIXED_GATEWAY_KEYS = (
     "host", "port", "tokenizer", "tokenizing", "block_size", "deterministic", "seed",
-    "decisions_kept",
+    "decisions_kept", "workers",
 )  # fmt: skip
 
 
@@ -146,21 +146,28 @@ class App:
             self.admin = HttpServer(
                 AdminHandler(self.gateway),
                 self._loop,
-                _admin_limits(config),
+                admin_limits(config),
                 config.gateway.timeouts,
             )
-            await _listen(self.admin, config.admin.host, config.admin.port, "admin.port", None)
-        gateway = config.gateway
-        await _listen(self.server, gateway.host, gateway.port, "gateway.port", self._tls)
+        await self._open_ports()
         self.gateway.start()
+        self._say_serving()
+
+    def _say_serving(self) -> None:
         log.info(
             "serving",
-            host=gateway.host,
+            host=self.config.gateway.host,
             port=self.server.port,
             admin_port=self.admin.port if self.admin else None,
             pods=len(self._probes),
             compiled=COMPILED,
         )
+
+    async def _open_ports(self) -> None:
+        gateway, admin = self.config.gateway, self.config.admin
+        if self.admin is not None:
+            await listen(self.admin, admin.host, admin.port, "admin.port", None)
+        await listen(self.server, gateway.host, gateway.port, "gateway.port", self._tls)
 
     def _start_pod(self, upstream: Upstream) -> None:
         self._start_probe(upstream)
@@ -203,18 +210,14 @@ class App:
         if self.config_path is None or self.gateway.draining:
             return
         try:
-            config, ignored = _with_fixed_keys(load_config(self.config_path), self.config)
-            pod_tls = _pod_tls(config)
+            config, pod_tls = reloadable(load_config(self.config_path), self.config)
             if self._tls is not None and config.gateway.tls is not None:
                 # New handshakes take the renewed certificate; running connections are untouched.
                 tls = config.gateway.tls
-                server_ssl_context(tls)
                 self._tls.load_cert_chain(tls.cert_file, tls.key_file)
         except (ConfigError, OSError, ssl.SSLError) as error:
             log.error("reload_refused", problems=str(error).splitlines())
             return
-        for key in ignored:
-            log.warning("reload_ignores", key=key, hint="takes effect at the next start")
         probes_change = config.health != self.config.health
         asked = self.gateway.dispatch.asked_pods
         self.config = config
@@ -222,7 +225,7 @@ class App:
         self.gateway.reload(config)
         self.server.adopt(config.gateway.limits, config.gateway.timeouts)
         if self.admin is not None:
-            self.admin.adopt(_admin_limits(config), config.gateway.timeouts)
+            self.admin.adopt(admin_limits(config), config.gateway.timeouts)
         if probes_change or self.gateway.dispatch.asked_pods != asked:
             for upstream in self.gateway.upstreams:
                 self._stop_probe(upstream.pod.id)
@@ -265,9 +268,10 @@ def _pod_tls(config: Config) -> ssl.SSLContext | None:
     return None
 
 
-async def _listen(
+async def listen(
     server: HttpServer, host: str, port: int, key: str, tls: ssl.SSLContext | None
 ) -> None:
+    """Opens the port that `key` names. Raises ConfigError where that cannot be done."""
     try:
         await server.start(host, port, ssl=tls)
     except OSError as error:
@@ -276,7 +280,7 @@ async def _listen(
         ) from error
 
 
-def _admin_limits(config: Config) -> Limits:
+def admin_limits(config: Config) -> Limits:
     """Nobody has a long body to send to the admin port."""
     limits = config.gateway.limits
     return replace(limits, body_bytes=min(limits.body_bytes, _ADMIN_BODY_BYTES))
@@ -285,6 +289,20 @@ def _admin_limits(config: Config) -> Limits:
 def _key(struct: type[Config | GatewayConfig], name: str) -> str:
     """The key in the file of a struct's field."""
     return dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))[name]
+
+
+def reloadable(new: Config, running: Config) -> tuple[Config, ssl.SSLContext | None]:
+    """What of `new` a process that runs by `running` may take over, and the pods' TLS.
+
+    Says what it has to ignore. Raises ConfigError, OSError, ssl.SSLError: nothing of it.
+    """
+    config, ignored = _with_fixed_keys(new, running)
+    pod_tls = _pod_tls(config)
+    if running.gateway.tls is not None and config.gateway.tls is not None:
+        server_ssl_context(config.gateway.tls)
+    for key in ignored:
+        log.warning("reload_ignores", key=key, hint="takes effect at the next start")
+    return config, pod_tls
 
 
 def _with_fixed_keys(new: Config, running: Config) -> tuple[Config, list[str]]:
@@ -333,7 +351,7 @@ async def _serve(config: Config, config_path: Path, journal: Path | None) -> Non
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, app.reload)
     await app.start()
-    _settle_garbage_collector()
+    settle_garbage_collector()
     await stop.wait()
     # A second signal does not wait for the drain.
     hurry = loop.create_task(app.stop())
@@ -345,14 +363,14 @@ async def _serve(config: Config, config_path: Path, journal: Path | None) -> Non
         await app.stop(drain_s=0.0)
 
 
-def _settle_garbage_collector() -> None:
+def settle_garbage_collector() -> None:
     """Requests leave no cycles behind, so full collections are rare and skip what start-up made."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
 
 
-def _allow_sockets() -> None:
+def allow_sockets() -> None:
     """As many as the system lets a process have: shells and units often start one with 1024.
 
     256 pods with KV events alone take as many.
@@ -364,12 +382,10 @@ def _allow_sockets() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def serve(config_path: Path, journal: Path | None = None) -> None:
-    """Runs a gateway until SIGTERM or SIGINT; `journal` goes before `log.journalFile`.
+def serve_alone(config: Config, config_path: Path, journal: Path | None = None) -> None:
+    """Runs a gateway in this process until SIGTERM or SIGINT; `journal` goes before the file's.
 
     Raises ConfigError.
     """
-    config = load_config(config_path)
-    configure_logging(config.log)
-    _allow_sockets()
+    allow_sockets()
     uvloop.run(_serve(config, config_path, journal))

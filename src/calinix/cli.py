@@ -61,7 +61,7 @@ def serve(
 
     SIGHUP reads the file again; `calinix check` says beforehand whether it is good.
     """
-    from calinix.app import serve as run  # noqa: PLC0415  other commands need none of it
+    from calinix.app_serve import serve as run  # noqa: PLC0415  other commands need none of it
 
     run(config, journal)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -65,6 +66,11 @@ def notes(config: Config, *, compiled: bool, interpreted: bool = False) -> list[
         )
     if upstreams.dispatch is not None and upstreams.dispatch.protocol == "plain":
         found.append("upstreams.dispatch.protocol is plain: only for engines that share a KV store")
+    cores = os.cpu_count() or 1
+    if gateway.workers > cores:
+        found.append(f"gateway.workers is {gateway.workers}, and this machine has {cores} cores")
+    if gateway.workers > 1 and sys.platform != "linux":
+        found.append("gateway.workers: only Linux deals connections out evenly")
     if gateway.tokenizer == "words":
         found.append("gateway.tokenizer is words: slower than bytes, which is the default")
     found += _strategy_notes(config)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from calinix.core.events import PodFacts, ReplicaFacts, RoleFacts
-from calinix.core.replicas import MAX_REPLICAS, Replicas
+from calinix.core.replicas import ECHO_S, MAX_REPLICAS, Replicas
 from routing import make_config, make_router
 
 
@@ -86,13 +90,58 @@ def test_who_says_nothing_is_gone() -> None:
     replicas = replicas_of()
     say(replicas, 0.0, name="b", inflight=5.0, sync_s=1.0)
     say(replicas, 0.0, name="slow", inflight=2.0, sync_s=5.0)
-    replicas.forget_silent(9.0)
+    replicas.refresh(9.0)
     assert len(replicas) == 2
-    replicas.forget_silent(11.0)
+    replicas.refresh(11.0)
     assert replicas.inflight is not None
     assert replicas.inflight[0] == 2.0
-    replicas.forget_silent(21.0)
+    replicas.refresh(21.0)
     assert replicas.inflight is None
+
+
+def test_workers_that_are_silent_have_done_nothing() -> None:
+    """What a worker routes is told at once: of a silent one, nothing is unseen after ECHO_S."""
+    replicas = replicas_of()
+    for second in range(20):
+        say(replicas, float(second), requests=100.0 * second, sync_s=0.02)
+    assert replicas.unseen("single", 19.01) == pytest.approx(1.0)
+    assert replicas.unseen("single", 19.9) == pytest.approx(100.0 * ECHO_S)
+
+
+reports = st.tuples(
+    st.sampled_from(["b", "c", "d"]),
+    st.sampled_from([0.02, 1.0]),
+    st.dictionaries(st.sampled_from(["single-0", "single-1"]), st.integers(0, 9)),
+)
+
+
+@given(st.lists(st.one_of(reports, st.integers(0, 3), st.sampled_from(["lapse", "b", "c"]))))
+def test_sums_that_follow_changes_are_the_sums(steps: list[Any]) -> None:
+    """Report by report, echo by echo, the columns are what adding all up anew gives."""
+    replicas, now = replicas_of(), 1.0
+    for step in steps:
+        now += 0.01
+        if isinstance(step, int) and step < 2:
+            replicas.echo(step, 10.0, now)
+        elif isinstance(step, int):
+            replicas.over(step - 2, now - 0.005)
+        elif step == "lapse":
+            replicas.lapse()
+        elif isinstance(step, str):
+            replicas.forget(step)
+        else:
+            name, sync_s, loads = step
+            pods = tuple(PodFacts(pod, float(n), 7.0 * n, 3.0 * n) for pod, n in loads.items())
+            replicas.absorb(ReplicaFacts(name, pods, sync_s=sync_s), now)
+        seen = columns(replicas)
+        replicas.refresh(now)
+        assert columns(replicas) == seen
+
+
+def columns(replicas: Replicas) -> list[list[float] | None]:
+    """What is looked at."""
+    found = (replicas.inflight, replicas.work, replicas.context, replicas.in_workers)
+    return [None if one is None else list(one) for one in found]
 
 
 def test_replicas_are_bounded() -> None:

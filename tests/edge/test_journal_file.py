@@ -23,6 +23,7 @@ from calinix.core.events import (
     Failure,
     Finished,
     FirstToken,
+    PeerFacts,
     PodAdded,
     PodCapacity,
     PodDraining,
@@ -35,6 +36,7 @@ from calinix.core.events import (
     ProbeSucceeded,
     PromptTokens,
     ReplicaFacts,
+    ReplicaGone,
     ResponseStored,
     RoleFacts,
     RulesChanged,
@@ -235,6 +237,8 @@ EVERY_EVENT: tuple[Event, ...] = (
     Finished(3, 200, 10, None, 5),
     Failed(4, "prefill", Failure.TIMEOUT, 504),
     ReplicaFacts("r", (PodFacts("p", 1.5),), (RoleFacts("single", 1.0, 0.1),), 1.0, 0.2, 4),
+    ReplicaGone("r"),
+    PeerFacts("r", ("p", "", "q"), b"\x06\x02\x00\xff"),
 )
 
 

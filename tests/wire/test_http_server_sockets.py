@@ -181,6 +181,25 @@ async def test_a_drained_server_finishes_what_it_owes() -> None:
 
 
 @on_loop
+async def test_a_drain_serves_connections_that_were_made_before_it() -> None:
+    """The kernel had taken them, and their requests, while the loop was at work elsewhere."""
+    async with serving(Requests(echo)) as server:
+        clients = [socket.create_connection((LOCAL, server.port)) for _ in range(8)]
+        for client in clients[1:]:
+            client.sendall(GET)
+            client.setblocking(False)
+        draining = asyncio.ensure_future(server.drain(10))
+        loop = asyncio.get_running_loop()
+        for client in clients[1:]:
+            assert (await loop.sock_recv(client, 65536)).startswith(b"HTTP/1.1 200 OK\r\n")
+        await draining  # the first one, which asks for nothing, does not hold it up
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((LOCAL, server.port))
+        for client in clients:
+            client.close()
+
+
+@on_loop
 async def test_a_drain_that_takes_too_long_drops_what_is_left() -> None:
     """After its time-out the handler hears that its clients are gone."""
     client = Client()

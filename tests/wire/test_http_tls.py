@@ -131,6 +131,22 @@ def test_https_both_ways(certificate: ServerTls) -> None:
     check()
 
 
+def test_a_drain_does_not_wait_for_handshakes(certificate: ServerTls) -> None:
+    """Clients that connect and then say nothing hold no drain up, however long they may take."""
+
+    @on_loop
+    async def check() -> None:
+        server = HttpServer(Requests(echo), asyncio.get_running_loop(), Limits(), Timeouts())
+        await server.start(LOCAL, 0, ssl=server_ssl_context(certificate))
+        silent = [socket.create_connection((LOCAL, server.port)) for _ in range(3)]
+        await asyncio.wait_for(server.drain(30), 10)
+        assert server.connections == 0
+        for client in silent:
+            client.close()
+
+    check()
+
+
 def test_a_refusal_over_tls(certificate: ServerTls) -> None:
     """An error's answer, and its end, reach a TLS client."""
 

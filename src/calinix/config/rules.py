@@ -194,6 +194,14 @@ def kv_events_have_an_address(draft: Draft) -> Iterator[Fault]:
                 yield "kvEvents.bind", fault
 
 
+def one_process_binds(draft: Draft) -> Iterator[Fault]:
+    """Pods connect to one process: of several workers only one could bind."""
+    workers = draft.get("gateway.workers", 1)
+    if isinstance(workers, int) and workers > 1 and draft.get("kvEvents.bind") is not None:
+        text = f"expected none with gateway.workers: {workers}; give each pod an endpoint instead"
+        yield "kvEvents.bind", text
+
+
 def tokens_can_be_made(draft: Draft) -> Iterator[Fault]:
     """`gateway.tokenizer: hf:` names a tokenizer, and its template has a JSON object."""
     tokenizer = draft.get("gateway.tokenizer")
@@ -252,6 +260,7 @@ RULES: tuple[Callable[[Draft], Iterator[Fault]], ...] = (
     ports_differ,
     the_threshold_can_hold,
     kv_events_have_an_address,
+    one_process_binds,
     tokens_can_be_made,
     locality_has_a_meaning,
     files_are_there,

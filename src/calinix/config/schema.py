@@ -90,6 +90,9 @@ class Gateway(Base, frozen=True):
     """Address to listen on."""
     port: Port = 8080
     """Port to listen on; 0: any free one."""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Processes that serve the port together, one for each core that it is to have; they tell each
+    other within 20 ms what they route."""
     strategy: StrategyName | Strategy = "predictive"
     """How pods are picked: a name, or a mapping with a name and its parameters."""
     default_mode: Mode | None = None

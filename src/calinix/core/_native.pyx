@@ -51,7 +51,7 @@ cdef extern from *:
         return place;
     }
     #endif
-    /* The lanes of four blocks of `length` bytes, each a multiple of 32; 0: not on this processor. */
+    /* The lanes of four blocks of `length` bytes, each a multiple of 32; 0: not on this CPU. */
     #if defined(__x86_64__) && defined(__GNUC__)
     typedef uint64_t calinix_lanes __attribute__((vector_size(32)));
     #define CALINIX_STEP(state, at) do { \
@@ -168,6 +168,7 @@ cdef extern from *:
     const uint64_t PRIME "CALINIX_PRIME"
     const uint64_t GOLDEN "CALINIX_GOLDEN"
     const uint64_t MIX "CALINIX_MIX"
+    uint64_t little "CALINIX_LITTLE"(uint64_t word) noexcept nogil
     void prefetch "CALINIX_PREFETCH"(const void *address) noexcept nogil
     uint32_t lowest_bit "CALINIX_LOWEST"(uint64_t word) noexcept nogil  # of a word that is not 0
 
@@ -366,6 +367,34 @@ cdef class Chain:
     def __repr__(self):
         last = f", last {self.hashes[self.count - 1]:016x}" if self.count else ""
         return f"Chain({self.count} blocks{last})"
+
+    def packed(self):
+        """The hashes as little-endian u64."""
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, self.count * 8)
+        cdef char *to = PyBytes_AS_STRING(data)
+        cdef uint64_t word
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            word = little(self.hashes[i])
+            memcpy(to + 8 * i, &word, 8)
+        return data
+
+    @staticmethod
+    def unpacked(bytes data not None, Py_ssize_t at, Py_ssize_t count, steady=0):
+        """The chain of `count` hashes that `packed` put at `at`. Raises ValueError."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        if at < 0 or count < 0 or at > size or count > (size - at) // 8:
+            raise ValueError(f"no {count} hashes at {at} of {size} bytes")
+        cdef Chain chain = new_chain(count)
+        cdef const uint8_t *source = <const uint8_t *>PyBytes_AS_STRING(data) + at
+        cdef Py_ssize_t i
+        chain.steady = checked_steady(steady)
+        for i in range(count):
+            chain.hashes[i] = load(source + 8 * i)
+            if chain.hashes[i] == 0:
+                raise ValueError("not a chain hash: 0")
+        chain.count = count
+        return chain
 
     def head(self, blocks):
         """The chain of the first `blocks` blocks (all of it when it is no longer than that)."""

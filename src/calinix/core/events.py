@@ -179,7 +179,7 @@ class Failed(Event, frozen=True):
     status: int = 0
 
 
-class PodFacts(msgspec.Struct, frozen=True):
+class PodFacts(msgspec.Struct, frozen=True, array_like=True):
     """What one replica has on one pod, and has measured of it."""
 
     pod_id: str
@@ -195,7 +195,7 @@ class PodFacts(msgspec.Struct, frozen=True):
     """the seconds that this work took."""
 
 
-class RoleFacts(msgspec.Struct, frozen=True):
+class RoleFacts(msgspec.Struct, frozen=True, array_like=True):
     """What one replica has routed to a role since it started; a difference of two is a flow."""
 
     role: Role
@@ -219,3 +219,20 @@ class ReplicaFacts(Event, frozen=True):
     """How old this is on arrival."""
     gateways: int = 0
     """Replicas in all, this one included; 0: as many as are heard of."""
+
+
+class ReplicaGone(Event, frozen=True):
+    """The other router has ended: its load and what it had under way are gone with it."""
+
+    replica: str
+
+
+class PeerFacts(Event, frozen=True):
+    """What another worker of this gateway has done since it last said so, in order."""
+
+    replica: str
+    """Its name, as in ReplicaFacts."""
+    pods: tuple[str, ...]
+    """Ids of its pods by its own slots; empty: nobody is in that slot."""
+    records: bytes
+    """As core/peer_records.py packs them."""

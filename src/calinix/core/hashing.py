@@ -85,6 +85,20 @@ class Chain:
     def __repr__(self) -> str:
         return f"Chain({len(self)} blocks{f', last {self[-1]:016x}' if self._hashes else ''})"
 
+    def packed(self) -> bytes:
+        """The hashes as little-endian u64."""
+        return b"".join(value.to_bytes(8, "little") for value in self._hashes)
+
+    @classmethod
+    def unpacked(cls, data: bytes, at: int, count: int, steady: int = 0) -> Chain:
+        """The chain of `count` hashes that `packed` put at `at`. Raises ValueError."""
+        if at < 0 or count < 0 or at + 8 * count > len(data):
+            raise ValueError(f"no {count} hashes at {at} of {len(data)} bytes")
+        return cls.of(
+            (int.from_bytes(data[i : i + 8], "little") for i in range(at, at + 8 * count, 8)),
+            steady,
+        )
+
     def head(self, blocks: int) -> Chain:
         """The chain of the first `blocks` blocks (all of it when it is no longer than that)."""
         if blocks >= len(self):

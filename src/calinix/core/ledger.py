@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from calinix.core.bitmap import HostBitmap
+from calinix.core.bitmap import HostBitmap, iterate
+from calinix.core.columns import Values
 from calinix.core.kv import Loads
-from calinix.core.pods import Pod, PodTable
+from calinix.core.pods import ROLES, Pod, PodTable
 from calinix.core.requests import Work
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ class Ledger:
         """Output tokens expected of the requests inflight."""
         self.full: HostBitmap = 0
         """Pods with inflight >= maxConns."""
+        self.others: Values | None = None
+        """Requests by slot that other workers of this gateway have there."""
 
     def __len__(self) -> int:
         """How many leases are open."""
@@ -301,9 +304,18 @@ class Ledger:
             limit -= 1
         self.next_release_s = releases[0][0] if releases else float("inf")
 
+    def count_others(self, inflight: Values | None) -> None:
+        """What other workers of this gateway have on the pods leaves so much less room there."""
+        self.others = inflight
+        for role in ROLES:
+            for slot in iterate(self._table.role(role)):
+                self.recheck(slot)
+
     def recheck(self, slot: int) -> None:
         """Whether the pod is full, after its load or its maxConns changed."""
         mark, bound = 1 << slot, float(self._table.max_conns[slot])
+        if self.others is not None:
+            bound -= self.others[slot]
         self.loads.bounds[slot] = bound
         if self.loads.inflight[slot] >= bound:
             self.full |= mark

@@ -10,6 +10,7 @@ from calinix.core.events import Event, Failure
 from calinix.core.ledger import Lease
 from calinix.core.means import RequestMeans
 from calinix.core.outlook import Answers
+from calinix.core.peers import Peers
 from calinix.core.pods import Pod
 from calinix.core.requests import Work
 from calinix.core.roster import Roster
@@ -22,6 +23,7 @@ MOST_TOKENS_PER_S: Final = 20_000.0
 _GENERATE = Work.GENERATE
 _NEUTRAL = frozenset({Failure.TOTAL_TIMEOUT, Failure.CANCELLED})
 _ANSWERED = frozenset({Failure.REFUSED, Failure.SERVER_ERROR})
+_NEVER_S = float("inf")
 
 
 class Observer:
@@ -35,6 +37,7 @@ class Observer:
         self._registry, self._preparer = state.registry, state.preparer
         self._roster = roster
         self._means = means
+        peers = Peers(state, roster)
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             events.PodAdded: self._pod_added,
             events.PodRemoved: self._pod_removed,
@@ -55,7 +58,9 @@ class Observer:
             events.FirstToken: self._first_token,
             events.Finished: self._finished,
             events.Failed: self._failed,
-            events.ReplicaFacts: self._replica_facts,
+            events.ReplicaFacts: peers.columns,
+            events.ReplicaGone: peers.gone,
+            events.PeerFacts: peers.absorb,
         }
 
     # --- pods --------------------------------------------------------------------------------
@@ -80,10 +85,6 @@ class Observer:
         self._state.strategy = event.strategy
         self._state.owed.clear()
         self._state.recipes = recipes(event.strategy) | self._state.own_recipes
-
-    def _replica_facts(self, event: events.ReplicaFacts, now: float) -> None:
-        self._state.replicas.absorb(event, now)
-        self._state.rates.share(self._state.replicas.rate_tokens, self._state.replicas.rate_s)
 
     def _rules_changed(self, event: events.RulesChanged, now: float) -> None:  # noqa: ARG002
         self._state.health.adopt(event.health)
@@ -257,6 +258,8 @@ class Observer:
         lease = self._ledger.close(event.lease_id, now, not 200 <= event.status < 300)
         if lease is None:
             return
+        if self._state.replicas.lapse_s < _NEVER_S:
+            self._echo_no_more(lease)
         status, why = event.status, lease.explanation
         why.e2e_s = now - lease.opened_s
         why.status = status
@@ -305,6 +308,8 @@ class Observer:
         lease = state.ledger.close(event.lease_id, now, True)
         if lease is None:
             return
+        if state.replicas.lapse_s < _NEVER_S:
+            self._echo_no_more(lease)
         why = lease.explanation
         why.e2e_s = now - lease.opened_s
         why.status = event.status or None
@@ -318,6 +323,13 @@ class Observer:
             self._judge(pod, lease, event.failure, now)
         if state.health.trying:
             self._end_trials(lease)
+
+    def _echo_no_more(self, lease: Lease) -> None:
+        """What it let suppose of other workers goes with it."""
+        over, prefill = self._state.replicas.over, lease.prefill
+        over(lease.pod.slot, lease.opened_s)
+        if prefill is not None:
+            over(prefill.slot, lease.opened_s)
 
     def _judge(self, pod: Pod, lease: Lease, failure: Failure | None, now: float) -> None:
         """What an answer that is no good one says of the pod. None: nothing (3xx, 4xx)."""

@@ -63,6 +63,8 @@ class Planner:
             pod, prefill, work, now, uncached, output, prompt, explanation, effort, context
         )
         lease.ahead = ahead
+        if is_shared:
+            self._echo(lease)
         if not request.streamed and ttft_s is not None and prefill is None:
             ledger.hide(lease, now + ttft_s)
         self._write_down(request, lease)
@@ -96,6 +98,13 @@ class Planner:
         shared = state.replicas.work
         ahead = state.ledger.loads.work[pod.slot] + effort
         return ahead if shared is None else ahead + shared[pod.slot]
+
+    def _echo(self, lease: Lease) -> None:
+        """Other workers of this gateway are taken to do the same, until they say what they did."""
+        echo, prefill, now = self._state.replicas.echo, lease.prefill, lease.opened_s
+        echo(lease.pod.slot, lease.effort if prefill is None else 0.0, now)
+        if prefill is not None:
+            echo(prefill.slot, lease.effort, now)
 
     def _write_down(self, request: RouteRequest, lease: Lease) -> None:
         """What a plan brings with it, beside its load."""

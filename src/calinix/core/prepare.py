@@ -276,11 +276,12 @@ class Preparer:
             seed = token_seed(model, tenant, self._token_block)
         else:
             seed = _seed(model, tenant, self._tag)
-        ratio = None if is_tokens else self._ratio(model)
+        ratio = None if is_tokens else self.ratio(model)
         found = self._namespaces[key] = Namespace(seed, f"{seed:016x}", ratio)
         return found
 
-    def _ratio(self, model: str) -> Ratio:
+    def ratio(self, model: str) -> Ratio:
+        """What is learned of the model's prompts by their text."""
         if len(self._ratios) >= _MAX_RATIOS:
             self._ratios.clear()
         return self._ratios.setdefault(model, Ratio(self._start))

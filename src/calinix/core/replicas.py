@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final
 
 from calinix.core.columns import Values
 from calinix.core.events import PodFacts, ReplicaFacts, RoleFacts
@@ -20,26 +18,51 @@ MAX_REPLICAS = 64
 """One more than these is not listened to."""
 SILENT_S = 10.0
 """A replica that says nothing for so long, or for four of its periods, is gone with its load."""
+WORKER_SYNC_S = 0.1
+"""Who reports as often as this is a worker of this gateway: its clients are like those here."""
+ECHO_S: Final = 0.04
+"""A worker that has routed something says so within half of this: after it, silence means none."""
+RATES_S = 0.25
+"""How often the measured rates of such reports are taken in."""
+FLOW_S = 0.5
+"""Shortest time over which a flow is measured."""
 START_SYNC_S = 1.0
 """How often a replica is taken to report until it has done so twice."""
-_COLUMNS = ("inflight", "work_tokens", "context_tokens", "rate_tokens", "rate_s")
+MOST: Final = 1e15
+"""What is more than this, or negative, or no number, is taken as 0."""
+_LOADS: Final = 3
+_COLUMNS: Final = 5
 _KEEP = 0.7
 
 
 class _Replica:
     """The last report of one replica, and what several of them say."""
 
-    __slots__ = ("columns", "flow", "gateways", "said", "sync_s", "true_s")
+    __slots__ = (
+        "columns", "echoed", "flow", "gateways", "said", "said_s", "slots", "sync_s", "true_s",
+    )  # fmt: skip
 
     def __init__(self, slots: int):
-        self.columns: npt.NDArray[np.float64] = np.zeros((len(_COLUMNS), slots))
+        self.columns: list[Values] = [array("d", bytes(8 * slots)) for _ in range(_COLUMNS)]
+        """Inflight requests, work, context; tokens and seconds of the rates."""
+        self.slots: list[int] = []
+        """Those that its last report speaks of; all others are 0."""
+        self.echoed: dict[int, tuple[int, float]] = {}
+        """Slot -> (requests, work tokens) routed here since its last report, if it is a worker."""
         self.said: dict[Role, RoleFacts] = {}
         self.flow: dict[Role, tuple[float, float]] = {}
         """Role -> (requests a second, work tokens a second)."""
+        self.said_s = float("-inf")
+        """When `said` was true."""
         self.true_s = float("-inf")
         """When its last report was true."""
         self.sync_s = 0.0
         self.gateways = 0
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a worker of this gateway."""
+        return 0.0 < self.sync_s <= WORKER_SYNC_S
 
 
 class Replicas:
@@ -48,11 +71,21 @@ class Replicas:
     def __init__(self, table: PodTable):
         self._table = table
         self._known: dict[str, _Replica] = {}
+        self.in_workers: Values | None = None
+        """Requests that other workers of this gateway have, as they say."""
+        self.moved: list[int] = []
+        """Slots where the last report changed that."""
         self.inflight: Values | None = None
+        """Of all others, and what those workers are taken to have done since. Likewise:"""
         self.work: Values | None = None
         self.context: Values | None = None
         self.rate_tokens: Values | None = None
         self.rate_s: Values | None = None
+        self.lapse_s = float("inf")
+        """When what workers are taken to have done has to be given up."""
+        self._workers: list[_Replica] = []
+        """Those of this gateway: what it does, each of them is doing as well."""
+        self._rates_s = float("-inf")
 
     def __len__(self) -> int:
         """How many others there are."""
@@ -64,28 +97,90 @@ class Replicas:
         """Seconds between two reports of a replica, the longest of all; 0 without replicas."""
         return max((one.sync_s or START_SYNC_S for one in self._known.values()), default=0.0)
 
-    def absorb(self, event: ReplicaFacts, now: float) -> None:
-        """Takes in a report. Pods that are not configured here are left out."""
+    def absorb(self, event: ReplicaFacts, now: float) -> bool:
+        """Takes in a report; True: the rates of the others are to be looked at anew.
+
+        Pods that are not configured here are left out.
+        """
         one = self._known.get(event.replica)
         if one is None:
             if len(self._known) >= MAX_REPLICAS:
-                return
+                return False
             one = self._known[event.replica] = _Replica(self._table.max_pods)
+        was_worker = one.is_worker
         true_s = now - max(event.age_s, 0.0)
         elapsed_s = true_s - one.true_s
         if 0.0 < elapsed_s < float("inf"):
             measured_s = _KEEP * (one.sync_s or elapsed_s) + (1.0 - _KEEP) * elapsed_s
             one.sync_s = event.sync_s or measured_s
-            self._flow(one, event.roles, elapsed_s)
         elif event.sync_s > 0.0:
             one.sync_s = event.sync_s
-        one.said = {facts.role: facts for facts in event.roles}
+        over_s = true_s - one.said_s
+        if event.sync_s == 0.0 or event.sync_s > WORKER_SYNC_S or over_s >= FLOW_S:
+            if 0.0 < over_s < float("inf"):
+                self._flow(one, event.roles, over_s)
+            one.said = {facts.role: facts for facts in event.roles}
+            one.said_s = true_s
         one.true_s, one.gateways = true_s, event.gateways
-        one.columns = self._by_slot(event.pods)
-        self._sum()
+        if self.inflight is None or one.is_worker != was_worker:
+            one.echoed = {}
+            self._sum()
+        self._take(one, event.pods)
+        if one.is_worker and now < self._rates_s:
+            return False
+        self._rates_s = now + RATES_S
+        self._sum_rates()
+        return True
 
-    def forget_silent(self, now: float) -> None:
-        """Drops replicas that are gone."""
+    def echo(self, slot: int, work_tokens: float, now: float) -> None:
+        """A request was routed to the slot: until the other workers report, they did the same.
+
+        Without it a burst that reaches all of them at once would find each of them choosing as if
+        it were alone. It lasts as long as the request, and at most ECHO_S.
+        """
+        if self.inflight is None or self.work is None or not self._workers:
+            return
+        self.lapse_s = now + ECHO_S
+        for one in self._workers:
+            requests, work = one.echoed.get(slot, (0, 0.0))
+            one.echoed[slot] = (requests + 1, work + work_tokens)
+            self.inflight[slot] += _supposed(requests + 1) - _supposed(requests)
+            self.work[slot] += work_tokens
+
+    def over(self, slot: int, began_s: float) -> None:
+        """A request that was routed to the slot has ended, and what it let suppose of others."""
+        if self.inflight is None:
+            return
+        for one in self._workers:
+            requests, work = one.echoed.get(slot, (0, 0.0))
+            if requests and began_s >= one.true_s:
+                one.echoed[slot] = (requests - 1, work)
+                self.inflight[slot] += _supposed(requests - 1) - _supposed(requests)
+
+    def lapse(self) -> None:
+        """Workers that have not spoken for ECHO_S have had nothing to tell."""
+        self.lapse_s = float("inf")
+        for one in self._workers:
+            self._echo_no_more(one)
+
+    def _echo_no_more(self, one: _Replica) -> None:
+        if self.inflight is not None and self.work is not None:
+            for slot, (requests, work) in one.echoed.items():
+                self.inflight[slot] -= _supposed(requests)
+                self.work[slot] -= work
+        one.echoed = {}
+
+    def forget(self, replica: str) -> None:
+        """It has ended."""
+        if self._known.pop(replica, None) is not None:
+            self._sum()
+            self._sum_rates()
+
+    def refresh(self, now: float) -> bool:
+        """Drops replicas that are gone, and adds up anew; True: somebody was dropped.
+
+        To be called some times a second: sums that only ever follow changes drift.
+        """
         gone = [
             name
             for name, one in self._known.items()
@@ -93,13 +188,19 @@ class Replicas:
         ]
         for name in gone:
             del self._known[name]
-        if gone:
+        if self._known or gone:
             self._sum()
+            self._sum_rates()
+        return bool(gone)
 
     def unseen(self, role: Role, now: float) -> float:
-        """Requests that the others have probably routed to the role since their last reports."""
+        """Requests that the others have probably routed to the role since their last reports.
+
+        Workers that have been silent for longer than ECHO_S have routed nothing.
+        """
         return sum(
-            max(now - one.true_s, 0.0) * one.flow.get(role, (0.0, 0.0))[0]
+            min(max(now - one.true_s, 0.0), ECHO_S if one.is_worker else float("inf"))
+            * one.flow.get(role, (0.0, 0.0))[0]
             for one in self._known.values()
         )
 
@@ -123,19 +224,88 @@ class Replicas:
                 _KEEP * old[1] + (1.0 - _KEEP) * fresh[1],
             )
 
-    def _by_slot(self, pods: Sequence[PodFacts]) -> npt.NDArray[np.float64]:
-        columns = np.zeros((len(_COLUMNS), self._table.max_pods))
+    def _take(self, one: _Replica, pods: Sequence[PodFacts]) -> None:
+        """Its columns say this, and nothing of what they said before; the sums follow."""
+        rate_tokens, rate_s = one.columns[_LOADS:]
+        before, one.slots, self.moved = one.slots, [], []
         for facts in pods:
             pod = self._table.find(facts.pod_id)
             if pod is not None:
-                values = [float(getattr(facts, name)) for name in _COLUMNS]
-                columns[:, pod.slot] = [value if 0.0 <= value < 1e15 else 0.0 for value in values]
-        return columns
+                slot = pod.slot
+                one.slots.append(slot)
+                rate_tokens[slot] = _sane(facts.rate_tokens)
+                rate_s[slot] = _sane(facts.rate_s)
+                self._move(one, slot, (facts.inflight, facts.work_tokens, facts.context_tokens))
+        if before != one.slots:
+            for slot in set(before).difference(one.slots):
+                rate_tokens[slot] = rate_s[slot] = 0.0
+                self._move(one, slot, (0.0, 0.0, 0.0))
+        # What it is about to do now is in no report; it may well go where it went just before.
+        if one.echoed:
+            again = [slot for slot, (requests, _) in one.echoed.items() if requests > 1]
+            self._echo_no_more(one)
+            for slot in again:
+                one.echoed[slot] = (1, 0.0)
+                if self.inflight is not None:
+                    self.inflight[slot] += _supposed(1)
+
+    def _move(self, one: _Replica, slot: int, loads: tuple[float, float, float]) -> None:
+        """What it has on one pod, and with it the sums."""
+        sums, in_workers = (self.inflight, self.work, self.context), self.in_workers
+        for index, said in enumerate(loads):
+            column, total = one.columns[index], sums[index]
+            change = _sane(said) - column[slot]
+            if change and total is not None:
+                column[slot] += change
+                total[slot] += change
+                if index == 0 and in_workers is not None and one.is_worker:
+                    in_workers[slot] += change
+                    self.moved.append(slot)
 
     def _sum(self) -> None:
+        """Adds up what all of them have, from nothing."""
+        known = self._known.values()
+        self._workers = [one for one in known if one.is_worker]
         if not self._known:
-            self.inflight = self.work = self.context = self.rate_tokens = self.rate_s = None
+            self.in_workers = self.inflight = self.work = self.context = None
             return
-        total = sum(one.columns for one in self._known.values())
-        columns = [array("d", row.tobytes()) for row in np.asarray(total)]
-        self.inflight, self.work, self.context, self.rate_tokens, self.rate_s = columns
+        loads = self._added(0, _LOADS)
+        self.in_workers = None
+        if self._workers:
+            self.in_workers = array("d", bytes(8 * self._table.max_pods))
+        for one in self._workers:
+            if self.in_workers is not None:
+                for slot in one.slots:
+                    self.in_workers[slot] += one.columns[0][slot]
+            for slot, (requests, work) in one.echoed.items():
+                loads[0][slot] += _supposed(requests)
+                loads[1][slot] += work
+        self.inflight, self.work, self.context = loads
+
+    def _sum_rates(self) -> None:
+        if not self._known:
+            self.rate_tokens = self.rate_s = None
+            return
+        self.rate_tokens, self.rate_s = self._added(_LOADS, _COLUMNS)
+
+    def _added(self, first: int, end: int) -> list[Values]:
+        """The sums of these columns over all replicas."""
+        sums = [array("d", bytes(8 * self._table.max_pods)) for _ in range(first, end)]
+        for one in self._known.values():
+            for total, column in zip(sums, one.columns[first:end], strict=True):
+                for slot in one.slots:
+                    total[slot] += column[slot]
+        return sums
+
+
+def _sane(value: float) -> float:
+    return value if 0.0 <= value < MOST else 0.0
+
+
+def _supposed(requests: int) -> float:
+    """What another worker is taken to have on a pod where so many were routed from here.
+
+    From two on it is a burst: there its next one is counted as well, since whoever asks whether
+    one more is too much for a pod has to ask for all of them.
+    """
+    return requests + 1.0 if requests > 1 else float(requests)

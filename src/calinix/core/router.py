@@ -15,6 +15,7 @@ from calinix.core.bitmap import iterate
 from calinix.core.choice import Choice, Recipe
 from calinix.core.events import Event, ReplicaFacts
 from calinix.core.explain import DecisionRing
+from calinix.core.ledger import Lease
 from calinix.core.observe import Observer
 from calinix.core.pipeline import choose
 from calinix.core.plans import Planner
@@ -56,6 +57,8 @@ class Router:
         self._decisions = DecisionRing(config.gateway.decisions_kept)
         self._planner = Planner(state, state.means, self._decisions)
         self._handlers = Observer(state, self._roster, state.means).handlers
+        self._names: tuple[str, ...] = ()
+        self._names_version = -1
         self._next_look_s = float("-inf")
         self._steering = Steering(state, config.controller)
         upstreams = config.upstreams
@@ -73,7 +76,11 @@ class Router:
     def route(self, request: RouteRequest, now: float) -> RoutePlan | Refusal:
         """Prepare, filter, score, pick. A plan's lease is open until Finished or Failed."""
         state = self._state
-        if now >= state.health.due_s or now >= state.ledger.next_release_s:
+        if (
+            now >= state.health.due_s
+            or now >= state.ledger.next_release_s
+            or now >= state.replicas.lapse_s
+        ):
             self._catch_up(now)
         if now >= state.late_s:
             # Nobody ticks: then whoever comes first pays for the step.
@@ -178,6 +185,20 @@ class Router:
         """Whether at least one mode could serve a request."""
         return ready(self._state)
 
+    def lease(self, lease_id: int) -> Lease | None:
+        """What an open lease holds, for hosts that tell other workers of it; not to be changed."""
+        return self._state.ledger.leases.get(lease_id)
+
+    def pod_names(self) -> tuple[str, ...]:
+        """Ids of the pods by slot, empty where nobody is, up to the last one."""
+        table = self._state.table
+        if self._names_version != table.version:
+            names = ["" if pod is None else pod.id for pod in table.at]
+            while names and not names[-1]:
+                names.pop()
+            self._names, self._names_version = tuple(names), table.version
+        return self._names
+
     def open_leases(self) -> int:
         """Requests routed and not ended."""
         return len(self._state.ledger)
@@ -213,6 +234,8 @@ class Router:
             state.health.advance(now, state.rates.forget)
         if now >= state.ledger.next_release_s:
             state.ledger.release_due(now, _RELEASES_PER_CALL)
+        if now >= state.replicas.lapse_s:
+            state.replicas.lapse()
 
     def _eject_slow(self, now: float) -> None:
         """Grey failures: alive, but far slower per token than the median of their peers."""

@@ -17,6 +17,7 @@ from calinix.control.shares import bounded_weights
 from calinix.core import bitmap
 from calinix.core.admission import usable
 from calinix.core.columns import Values
+from calinix.core.peers import without_some
 from calinix.core.pods import ROLES, Role
 from calinix.core.pool_views import SteeringView, pool_view
 from calinix.core.state import State
@@ -83,7 +84,8 @@ class Steering:
         state = self._state
         self.due_s = now + self._period_s
         state.late_s = now + LATE * self._period_s
-        state.replicas.forget_silent(now)
+        if state.replicas.refresh(now):
+            without_some(state)
         self._count_completions(now)
         for role in ROLES:
             members = state.table.role(role)

@@ -8,7 +8,9 @@ write to the socket.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import os
 import socket
 import ssl as ssl_module
 import struct
@@ -50,6 +52,8 @@ LINGER_BYTES: Final = 256 * 1024 * 1024
 REFUSED_CONNECTIONS: Final = 128
 """Connections beyond the limit that are told so with a 503; those beyond these are dropped."""
 SWEEP_S: Final = 1.0
+UNREAD_S: Final = 0.2
+"""How long clients that have just connected are waited for when the server drains."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: on, no time: closing sends a reset."""
 BACKLOG: Final = 4096
@@ -522,6 +526,7 @@ class HttpServer:
         self.port = 0
         """The port it listens on; known after `start`."""
         self._server: asyncio.Server | None = None
+        self._ssl: ssl_module.SSLContext | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_done: asyncio.Future[None] | None = None
 
@@ -536,9 +541,15 @@ class HttpServer:
         port: int,
         ssl: ssl_module.SSLContext | None = None,
         sock: socket.socket | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
-        """Listen on host and port (0: any), or on a bound socket. Raises OSError."""
+        """Listen on host and port (0: any), or on a bound socket. Raises OSError.
+
+        `shared`: other processes listen there too, and the kernel deals out the connections.
+        """
         handshake_s = self.timeouts.client_ms / 1000 if ssl is not None else None
+        self._ssl = ssl
         listen = functools.partial(
             self.loop.create_server,
             lambda: cast("asyncio.Protocol", ServerConnection(self)),
@@ -546,10 +557,23 @@ class HttpServer:
             ssl_handshake_timeout=handshake_s,
             backlog=BACKLOG,
         )
+        if shared:
+            listen = functools.partial(listen, reuse_port=True)
         server = await (listen(host or None, port) if sock is None else listen(sock=sock))
-        self._server = server
+        self._begin(server)
         sockets: Any = server
         self.port = sockets.sockets[0].getsockname()[1]  # uvloop's are no tuple
+
+    async def start_local(self, path: str) -> None:
+        """Listen on a unix socket at `path`. Raises OSError."""
+        self._begin(
+            await self.loop.create_unix_server(
+                lambda: cast("asyncio.Protocol", ServerConnection(self)), path
+            )
+        )
+
+    def _begin(self, server: asyncio.Server) -> None:
+        self._server = server
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep_again)
 
     def adopt(self, limits: Limits, timeouts: Timeouts) -> None:
@@ -572,11 +596,47 @@ class HttpServer:
         if not self.open and self._all_done is not None and not self._all_done.done():
             self._all_done.set_result(None)
 
+    async def _stop_listening(self, timeout_s: float) -> None:
+        """From now on connections are refused; those that the kernel has taken are still served.
+
+        At most `timeout_s` is waited for their TLS handshakes.
+        """
+        if self._server is None:
+            return
+        sockets: Any = self._server
+        listeners = [socket.socket(fileno=os.dup(one.fileno())) for one in sockets.sockets]
+        self._server.close()
+        taken: list[socket.socket] = []
+        for listener in listeners:
+            listener.setblocking(False)
+            with listener, contextlib.suppress(OSError):  # nobody waits any more
+                while len(taken) < BACKLOG:
+                    taken.append(listener.accept()[0])
+        tasks = [self.loop.create_task(self._adopt_taken(one)) for one in taken]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+
+    async def _adopt_taken(self, client: socket.socket) -> None:
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: cast("asyncio.Protocol", ServerConnection(self)), client, ssl=self._ssl
+            )
+        except OSError:  # it is gone
+            client.close()
+        except asyncio.CancelledError:
+            client.close()
+            raise
+
     async def drain(self, timeout_s: float) -> None:
         """Accept no more, answer what is owed, then close; after `timeout_s` drop what is left."""
         self.draining = True
-        if self._server is not None:
-            self._server.close()
+        unread_s = min(UNREAD_S, timeout_s)
+        await self._stop_listening(unread_s)
+        if timeout_s > 0 and self.open:
+            # What clients have sent by now may lie unread in their sockets.
+            await asyncio.sleep(unread_s)
         for connection in tuple(self.open):
             connection.close_idle()
         if self.open and timeout_s > 0:

@@ -41,29 +41,10 @@ class AdminHandler:
     def on_request(self, request: Request) -> None:
         """A whole request has arrived."""
         try:
-            self._check_origin(request)
+            check_origin(request, self._gateway.config.admin.host)
             self._serve(request)
         except errors.HttpError as error:
             self._gateway.answer_error(request, error)
-
-    def _check_origin(self, request: Request) -> None:
-        """Web pages of others are kept out: the operator's browser reaches loopback too.
-
-        Browsers name the page in Origin whenever it sends a POST. A page whose own name was made
-        to point here is of no other origin, but asks for that name.
-        """
-        if not request.path.startswith("/admin/"):
-            return
-        host, origin = request.header(b"host"), request.header(b"origin")
-        if host is not None and _is_loopback(self._gateway.config.admin.host):
-            name = _name_of(host)
-            if _is_name(name) and name != "localhost" and not name.endswith(".localhost"):
-                raise errors.Forbidden(
-                    "the admin port listens on loopback: ask for localhost or 127.0.0.1",
-                    code="foreign_host",
-                )
-        if origin is not None and origin.partition(b"://")[2] != host:
-            raise errors.Forbidden("asked by another site's page", code="foreign_origin")
 
     def _serve(self, request: Request) -> None:
         view = self._get.get(request.path)
@@ -173,6 +154,26 @@ class AdminHandler:
         self._gateway.observe(PodDraining(pod_id, draining))
         self._gateway.wake_soon()
         request.conn.respond(200, _JSON, msgspec.json.encode({"id": pod_id, "draining": draining}))
+
+
+def check_origin(request: Request, listens_on: str) -> None:
+    """Web pages of others are kept out: the operator's browser reaches loopback too.
+
+    Browsers name the page in Origin whenever it sends a POST. A page whose own name was made to
+    point here is of no other origin, but asks for that name. Raises Forbidden.
+    """
+    if not request.path.startswith("/admin/"):
+        return
+    host, origin = request.header(b"host"), request.header(b"origin")
+    if host is not None and _is_loopback(listens_on):
+        name = _name_of(host)
+        if _is_name(name) and name != "localhost" and not name.endswith(".localhost"):
+            raise errors.Forbidden(
+                "the admin port listens on loopback: ask for localhost or 127.0.0.1",
+                code="foreign_host",
+            )
+    if origin is not None and origin.partition(b"://")[2] != host:
+        raise errors.Forbidden("asked by another site's page", code="foreign_origin")
 
 
 def _name_of(host: bytes) -> str:
