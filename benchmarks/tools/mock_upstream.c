@@ -11,7 +11,7 @@
  * POST (any path): one whole JSON answer, or with "stream":true `max_tokens` SSE events that are
  * `seed` microseconds apart; both are standard OpenAI fields, so every proxy lets them through. A pod
  * sends the events of all its streams together, as an engine's step yields a token for each request.
- * POST .../render: 404, as engines that have no such path say.
+ * POST .../render: 403, as vLLM says unless it was started with --enable-scale-out.
  * GET: /health /v1/models /metrics /version /get_server_info /v1/loads, and /stats: "PORT REQUESTS"
  * for each pod, "bytes N", the bytes of all request bodies, and what was handed on (handoff.h).
  *
@@ -187,11 +187,15 @@ static void send_page(struct connection *connection, const char *type, const cha
     send_bytes(connection, answer, (size_t)length);
 }
 
-static void send_not_found(struct connection *connection)
+static void send_refusal(struct connection *connection, const char *status, const char *message)
 {
-    static const char ANSWER[] = "HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\n"
-                                 "content-length: 22\r\n\r\n{\"detail\":\"Not Found\"}";
-    send_bytes(connection, ANSWER, sizeof ANSWER - 1);
+    char answer[1024];
+    int length = snprintf(answer, sizeof answer,
+                          "HTTP/1.1 %s\r\ncontent-type: application/json\r\n"
+                          "content-length: %zu\r\n\r\n{\"error\":{\"message\":\"%s\"}}",
+                          status, strlen(message) + sizeof "{\"error\":{\"message\":\"\"}}" - 1,
+                          message);
+    send_bytes(connection, answer, (size_t)length);
 }
 
 static void send_stats(struct connection *connection)
@@ -280,7 +284,7 @@ static void answer_get(struct connection *connection, const struct request *requ
 {
     const char *path = request->target + 1;
     if (handoff == SGLANG && strncmp(path, "/version", 8) == 0) { /* only vLLM has it */
-        send_not_found(connection);
+        send_refusal(connection, "404 Not Found", "no such path");
         return;
     }
     if (handoff == SGLANG && strncmp(path, "/v1/models", 10) == 0) {
@@ -353,7 +357,7 @@ static void meet(struct connection *connection, const struct request *request)
     bool roomless;
     struct connection *other = meet_in_room(request, connection, &roomless);
     if (roomless) { /* a decode pod serves nothing that is not prefilled elsewhere */
-        send_not_found(connection);
+        send_refusal(connection, "400 Bad Request", "no bootstrap_room");
         return;
     }
     if (!other) {
@@ -386,7 +390,7 @@ static void answer(struct connection *connection, const struct request *request)
         return;
     }
     if (target_ends_with(request, "/render")) {
-        send_not_found(connection);
+        send_refusal(connection, "403 Forbidden", "Scale-out endpoints are disabled.");
         return;
     }
     connection->pod->requests++;
