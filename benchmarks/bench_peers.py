@@ -134,7 +134,7 @@ def _print_shares(
         table.add_row(f"{mine[0].service_ms:g}", *figures)
     console.print(table)
     for one in findings:
-        verdict = "holds" if one.holds else "does not hold"
+        verdict = {None: "too noisy to tell", True: "holds", False: "does not hold"}[one.holds]
         console.print(f"{one.what}: {one.figure} ({one.limit}): {verdict}", highlight=False)
 
 

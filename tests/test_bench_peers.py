@@ -79,10 +79,25 @@ def test_shares_agree_within_their_errors(shift: float, agrees: bool) -> None:
         base = 1 / len(SERVICE_US)
         windows = [[base + more + wave] + [base] * 7 for wave in (0.004, -0.004, 0.002, -0.002)]
         loads = [slice_of("", name, p50=8000, p99=32000).load]
-        return _shares(SimpleNamespace(name=name), windows, loads)  # type: ignore[arg-type]
+        contender: Any = SimpleNamespace(name=name)
+        return _shares(contender, windows, loads)
 
     found = judge([*shares("calinix", 0.0), *shares("another", shift)])
     assert [one.holds for one in found] == [agrees, True, True]
+
+
+@pytest.mark.parametrize(("other", "verdict"), [(0.1, False), (0.9, None)])
+def test_slow_answers_on_a_noisy_machine_judge_nobody(other: float, verdict: bool | None) -> None:
+    """A latency that is far off is a fault, but where the machine was busy it is no finding."""
+    from harness.power_of_two import _shares, judge
+
+    def shares(name: str, p50: float) -> Any:
+        loads = [slice_of("", name, p50=p50, p99=32000, other=other).load]
+        contender: Any = SimpleNamespace(name=name)
+        return _shares(contender, [[0.125] * 8] * 3, loads)
+
+    found = judge([*shares("calinix", 9000), *shares("another", 8000)])
+    assert [one.holds for one in found] == [True, verdict, True]
 
 
 @pytest.mark.parametrize("handoff", ["", "nixl", "sglang"])
