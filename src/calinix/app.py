@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import random
-import resource
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +14,7 @@ import structlog
 import uvloop
 from msgspec.structs import replace
 
+from calinix.app_process import allow_sockets, settle_memory
 from calinix.config import Config, Limits, load_config
 from calinix.config import Gateway as GatewayConfig
 from calinix.config.tokens import hf_path
@@ -41,7 +40,6 @@ from calinix.telemetry import Telemetry
 log = structlog.get_logger()
 
 _ADMIN_BODY_BYTES = 65_536
-_MAX_FILES = 65_536
 
 # What a running process cannot take over from a new file.
 _FIXED_SECTIONS = ("cache_registry", "kv_events", "scrape", "sessions", "admin", "log")
@@ -351,7 +349,7 @@ async def _serve(config: Config, config_path: Path, journal: Path | None) -> Non
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, app.reload)
     await app.start()
-    settle_garbage_collector()
+    settle_memory()
     await stop.wait()
     # A second signal does not wait for the drain.
     hurry = loop.create_task(app.stop())
@@ -361,25 +359,6 @@ async def _serve(config: Config, config_path: Path, journal: Path | None) -> Non
         await hurry
     except asyncio.CancelledError:
         await app.stop(drain_s=0.0)
-
-
-def settle_garbage_collector() -> None:
-    """Requests leave no cycles behind, so full collections are rare and skip what start-up made."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
-
-
-def allow_sockets() -> None:
-    """As many as the system lets a process have: shells and units often start one with 1024.
-
-    256 pods with KV events alone take as many.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def serve_alone(config: Config, config_path: Path, journal: Path | None = None) -> None:

@@ -17,7 +17,8 @@ import structlog
 import uvloop
 from msgspec.structs import replace
 
-from calinix.app import App, allow_sockets, settle_garbage_collector
+from calinix.app import App
+from calinix.app_process import allow_sockets, settle_memory
 from calinix.config import Config, load_config
 from calinix.core.events import PodDraining, ReplicaGone
 from calinix.core.recorded import RecordedRouter
@@ -163,7 +164,7 @@ async def _run(folder: Path, index: int, port: int, journal: Path | None) -> Non
     try:
         await worker.join()
         await worker.start()
-        settle_garbage_collector()
+        settle_memory()
         await worker.stopping.wait()
     finally:
         drain = loop.create_task(worker.stop())
