@@ -25,7 +25,7 @@ import msgspec
 import uvloop
 
 from calinix.bench import published
-from calinix.bench.desk import INFLIGHT_PER_POD, SHAPES, Desk, bodies, stepping
+from calinix.bench.desk import INFLIGHT_PER_POD, SHAPES, Clock, Desk, bodies, stepping
 from calinix.bench.results import Finding, Grid, at_least, at_most, is_noisy, quantile
 
 CALLERS = (1, 12, 32, 64, 128)
@@ -125,8 +125,6 @@ def size(shapes: Sequence[str]) -> int:
 def quiet_collector() -> Iterator[None]:
     """Garbage is collected as the gateway does it."""
     before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     try:
         yield
@@ -173,8 +171,8 @@ def _level(strategy: str, shape: str, pods: int, callers: int, rounds: int) -> C
     best: tuple[list[int], float, float] | None = None
     averages = []
     warm_up, kept = _requests(shape, pods)
-    for _ in range(rounds):
-        desk = _warm(Desk(pods, strategy, perf_counter), warm_up)
+    for desk in _desks(rounds, pods, strategy, lambda: perf_counter):
+        _warm(desk, warm_up)
         taken_ns, elapsed_s, cpu_s = uvloop.run(_one_round(desk, kept, callers))
         averages.append(statistics.fmean(taken_ns) / 1e3)
         if best is None or averages[-1] == min(averages):
@@ -208,18 +206,30 @@ def _requests(shape: str, pods: int) -> tuple[list[bytes], list[bytes]]:
     return made[:first], made[first:]
 
 
-def _warm(desk: Desk, warm_up: list[bytes]) -> Desk:
-    """One that has served for a while."""
+def _desks(rounds: int, pods: int, strategy: str, clock: Callable[[], Clock]) -> Iterator[Desk]:
+    """One for each round. As in the gateway, a router is out of the collector's way from the start.
+
+    Those of the level before are given back first.
+    """
+    gc.unfreeze()
+    gc.collect()
+    for _ in range(rounds):
+        desk = Desk(pods, strategy, clock())
+        gc.freeze()
+        yield desk
+
+
+def _warm(desk: Desk, warm_up: list[bytes]) -> None:
+    """Lets it serve for a while."""
     for octets in warm_up:
         desk.decide(octets)
-    return desk
 
 
 def _steps(strategy: str, shape: str, pods: int, rounds: int) -> StepsRow:
     found = []
     warm_up, kept = _requests(shape, pods)
-    for _ in range(rounds):
-        desk = _warm(Desk(pods, strategy, stepping(STEP_S)), warm_up)
+    for desk in _desks(rounds, pods, strategy, lambda: stepping(STEP_S)):
+        _warm(desk, warm_up)
         taken = [desk.steps(bytes(bytearray(octets))) for octets in kept]
         found.append(_row(shape, pods, taken))
     best = min(found, key=lambda row: row.decision_us)

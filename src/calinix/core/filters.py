@@ -14,8 +14,9 @@ from calinix.core.kv import balanced, least_of_highest, only_highest
 from calinix.core.requests import RouteRequest
 from calinix.core.state import State
 
-COPY_FACTOR: Final = 1.25
-"""Pods that hold a hot prefix are too few where all have more than this times the mean."""
+COPY_SHARE: Final = 0.2
+"""Pods that hold a hot prefix are too few where all have so much of their own over the mean, which
+is a quarter of the mean."""
 
 
 def alive(state: State, request: RouteRequest, choice: Choice) -> HostBitmap:
@@ -94,13 +95,13 @@ def without_busy_holders(state: State, choice: Choice, pick: int) -> HostBitmap:
     if inflight[pick] <= offset or depths[pick] < choice.deepest or only_highest(depths) >= 0:
         return 0
     least = least_of_highest(depths, inflight, 0.0)
-    if inflight[least] <= offset:
+    load = inflight[least]
+    if load <= offset:
         return 0
-    slots, slot = among.slots, among.slots[least]
-    for factor, more in ((1.0, offset), (COPY_FACTOR, 0.0)):
-        kept = balanced(inflight, slots, factor, more)
-        if not kept or kept >> slot & 1:
-            return 0
+    slots, own = among.slots, COPY_SHARE * load
+    kept = balanced(inflight, slots, 1.0, offset if own < offset else own)  # noqa: FURB136
+    if not kept or kept >> slots[least] & 1:
+        return 0
     others = 0
     for place in range(among.count):
         if depths[place] < choice.deepest:
