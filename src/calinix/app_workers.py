@@ -38,6 +38,7 @@ class Supervisor:
         name = config.log.journal_file if journal is None else str(journal)
 
         def command_of(index: int) -> list[str]:
+            self._write_config(self._text)  # again: old temporary files may be cleaned away
             path = None if name is None else Path(f"{name}-{index}")
             return command(folder, index, self.port, path)
 
@@ -46,7 +47,8 @@ class Supervisor:
         self.workers = Workers(workers, command_of, folder, timeouts.drain_ms / 1e3)
         self._handler = WorkersAdmin(config, self.workers, self._loop)
         self.admin = HttpServer(self._handler, self._loop, admin_limits(config), timeouts)
-        self._keep_config(config_path.read_bytes())
+        self._text = config_path.read_bytes()
+        """What workers run by, those too that are started anew when the file is bad."""
 
     async def start(self) -> int:
         """0 when all is open, else the exit status of a worker that could not start.
@@ -77,18 +79,19 @@ class Supervisor:
         try:
             text = self._config_path.read_bytes()
             config, _ = reloadable(parse_config(text, str(self._config_path)), self.config)
+            self._write_config(text)
         except (ConfigError, OSError, ssl.SSLError) as error:
             log.error("reload_refused", problems=str(error).splitlines())
             self.workers.reopen_logs()
             return
         self.config = self._handler.config = config
         self.workers.drain_s = config.gateway.timeouts.drain_ms / 1e3
-        self._keep_config(text)
+        self._text = text
         self.workers.reload(pods_by_role(config))
         log.info("reloaded", workers=len(self.workers.seats))
 
-    def _keep_config(self, text: bytes) -> None:
-        """What workers run by, those too that are started anew when the file is bad."""
+    def _write_config(self, text: bytes) -> None:
+        """For the workers to read. Raises OSError."""
         path = self._folder / f"{CONFIG_FILE}.new"
         path.write_bytes(text)
         path.replace(self._folder / CONFIG_FILE)

@@ -9,6 +9,7 @@ from signal import SIGHUP, SIGKILL, SIGTERM
 from typing import Any
 
 import kit
+from calinix.app_worker import CONFIG_FILE
 from calinix.sim.pod_model import PodFigures
 from fleets import fleet_of, leases_given_back, merged
 from streams import ask, chat, is_whole
@@ -151,6 +152,12 @@ async def reloads_everywhere(served: kit.Serve, config: dict[str, Any]) -> None:
     await kit.until(all_new, "all go by the new file")
 
 
+def lose_configuration(pid: int) -> None:
+    """As whoever cleans folders of temporary files may do; the next worker has to start anyway."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    (Path(command[4].decode()) / CONFIG_FILE).unlink()
+
+
 @kit.on_loop
 async def test_a_killed_worker_and_a_drain_under_load(tmp_path: Path) -> None:
     """Kill -9 loses what was on that worker and nothing else; SIGTERM loses nothing at all."""
@@ -160,6 +167,7 @@ async def test_a_killed_worker_and_a_drain_under_load(tmp_path: Path) -> None:
     ):
         before = await everybody_ready(served)
         begun = await streams_on_all(served, 6, tokens=60)
+        lose_configuration(before[0]["pid"])
         os.kill(before[0]["pid"], SIGKILL)
         replies = await asyncio.gather(*(stream.reply() for _, stream in begun))
         whole = [is_whole(reply) for reply in replies]
