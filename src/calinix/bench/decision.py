@@ -25,7 +25,7 @@ import msgspec
 import uvloop
 
 from calinix.bench import published
-from calinix.bench.desk import INFLIGHT_PER_POD, SHAPES, Clock, Desk, bodies, stepping
+from calinix.bench.desk import PREFIXES_PER_POD, SHAPES, Clock, Desk, bodies, stepping
 from calinix.bench.results import Finding, Grid, at_least, at_most, is_noisy, quantile
 
 CALLERS = (1, 12, 32, 64, 128)
@@ -201,8 +201,8 @@ async def _one_round(desk: Desk, kept: list[bytes], callers: int) -> tuple[list[
 @functools.lru_cache(2)
 def _requests(shape: str, pods: int) -> tuple[list[bytes], list[bytes]]:
     """Those that warm a router up, and those of a round."""
-    first = max(WARM_UP, INFLIGHT_PER_POD * pods + 1)
-    made = list(bodies(shape, random.Random(1), first + OPERATIONS))
+    first = max(WARM_UP, PREFIXES_PER_POD * pods)
+    made = list(bodies(shape, random.Random(1), first + OPERATIONS, pods))
     return made[:first], made[first:]
 
 

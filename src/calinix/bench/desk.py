@@ -22,19 +22,23 @@ were seen before; a chat of 32 KB of which the first four fifths were."""
 INFLIGHT_PER_POD = 3
 TICK_S = 0.05
 """Between two ticks of the router, as in the gateway."""
-_SHARED = {"2 KB": (1_400, 600, 750), "32 KB": (26_000, 6_500, 64)}
-"""Characters that are shared and that are not, and how many prefixes there are."""
+PREFIXES_PER_POD = 4
+"""Prefixes that requests share: more pods have more traffic, and not the same one hotter."""
+_SHARED = {"2 KB": (1_400, 600), "32 KB": (26_000, 6_500)}
+"""Characters that are shared and that are not."""
 _WORDS = [f"w{number:x}" + "aeiou"[number % 5] * (number % 6) for number in range(4000)]
 
 
-def bodies(shape: str, rng: random.Random, count: int) -> Iterator[bytes]:
-    """Requests of one shape, as clients send them."""
+def bodies(shape: str, rng: random.Random, count: int, pods: int = 16) -> Iterator[bytes]:
+    """Requests of one shape, as clients of so many pods send them."""
     if shape == "100 words":
         for _ in range(count):
             yield _body("You are a helpful assistant.", _text(rng, 560))
         return
-    first, rest, prefixes = _SHARED[shape]
-    shared = [_text(rng, first) for _ in range(min(prefixes, max(1, count // 4)))]
+    first, rest = _SHARED[shape]
+    # Each comes up four times or more.
+    prefixes = min(PREFIXES_PER_POD * pods, max(1, count // 4))
+    shared = [_text(rng, first) for _ in range(prefixes)]
     for number in range(count):
         yield _body(shared[number % len(shared)], _text(rng, rest))
 
