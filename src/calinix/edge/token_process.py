@@ -13,13 +13,16 @@ import os
 import select
 import signal
 import socket
-import sys
 
 import msgspec
 
 from calinix.core.prompt import Endpoint
 from calinix.edge.token_frames import HEAD, Answer, Question, Settings, frame
 from calinix.errors import ConfigError
+
+NICENESS = 10
+"""The loop goes first where there are not enough processors for all. It is not less than that: what
+ran only when nobody else wants to would never come to an end on a busy machine."""
 
 _ENDPOINTS = {Question.CHAT: Endpoint.CHAT, Question.COMPLETIONS: Endpoint.COMPLETIONS}
 
@@ -43,7 +46,7 @@ def serve(channel: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    _step_back()
+    os.nice(NICENESS)
     channel.sendall(frame(Answer.READY))
     while True:
         while not len(desk) or select.select([channel], [], [], 0.0)[0]:
@@ -57,20 +60,6 @@ def serve(channel: socket.socket) -> None:
             number, ids = found
             answer = Answer.UNTOLD if ids is None else Answer.TOKENS
             channel.sendall(frame(answer, number, ids or b"", desk.cache_bytes))
-
-
-def _step_back() -> None:
-    """From now on the loop goes first where there are not enough processors for all.
-
-    A process that only runs when nobody else wants to gives its processor up at once; by
-    niceness alone it may first use up its time, some milliseconds.
-    """
-    if sys.platform == "linux":
-        # Where that is forbidden, things go on as they are.
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
 
 
 def _read(channel: socket.socket) -> tuple[int, int, bytes] | None:
