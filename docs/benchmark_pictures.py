@@ -18,24 +18,28 @@ OURS = "calinix"
 WIDTH = 640.0
 
 
-def pictures(results: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """File name: SVG."""
-    drawn = {}
-    widest = results.get("peers") or results.get("proxy")
-    if widest:
-        drawn |= {
-            f"{case}.svg": _bars_of(widest, case, what)
+def pictures(section: str, results: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """File name: SVG, of the pictures that belong to a section of the page."""
+    if section not in results:
+        return {}
+    if section in {"peers", "proxy"}:
+        # The same cases: those of the run with more contenders are drawn.
+        if section == "proxy" and "peers" in results:
+            return {}
+        found = results[section]
+        return {
+            f"{case}.svg": _bars_of(found, case, what)
             for case, what in CASES.items()
-            if any(one["case"] == case for one in widest["summaries"])
+            if any(one["case"] == case for one in found["summaries"])
         }
-    if "seed" in results:
+    if section == "seed":
         result = msgspec.convert(results["seed"], suite.Result)
-        drawn["decisions.svg"] = _decisions(result)
-        drawn["fairness.svg"] = _fairness(result)
-        drawn["staleness.svg"] = _staleness(result)
-    if "storm" in results:
-        drawn["storm.svg"] = _storm(results["storm"])
-    return drawn
+        return {
+            "decisions.svg": _decisions(result),
+            "fairness.svg": _fairness(result),
+            "staleness.svg": _staleness(result),
+        }
+    return {"storm.svg": _storm(results["storm"])} if section == "storm" else {}
 
 
 def _bars_of(result: dict[str, Any], case: str, what: str) -> str:

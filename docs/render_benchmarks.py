@@ -9,6 +9,7 @@ stands outside the markers is left as it is. Pictures go to a folder beside the 
 from __future__ import annotations
 
 import argparse
+import html
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -321,16 +322,25 @@ SECTIONS: dict[str, Callable[[Results], str]] = {
 # ---- the page
 
 
-def render(page: str, results: Results) -> str:
-    """The page with its sections made anew."""
+def render(page: str, results: Results, folder: str = PAGE.stem) -> str:
+    """The page with its sections made anew; its pictures lie in a folder beside it."""
     for name, make in SECTIONS.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         before, _, rest = page.partition(begin)
         _, found, after = rest.partition(end)
         if not found:
             raise ValueError(f"there is no place for {name}")
-        page = f"{before}{begin}{make(results)}\n{end}{after}"
+        links = [
+            f"![{title_of(svg)}]({folder}/{file})" for file, svg in pictures(name, results).items()
+        ]
+        section = "\n\n".join(filter(None, (make(results), "\n".join(links))))
+        page = f"{before}{begin}{section}\n{end}{after}"
     return page
+
+
+def title_of(svg: str) -> str:
+    """What a picture says that it is."""
+    return html.unescape(svg.partition('aria-label="')[2].partition('"')[0])
 
 
 def main() -> int:
@@ -342,9 +352,11 @@ def main() -> int:
     results = load(arguments.results)
     folder = arguments.out.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, svg in pictures(results).items():
-        (folder / name).write_text(svg, "utf-8")
-    arguments.out.write_text(render(PAGE.read_text("utf-8"), results), "utf-8")
+    for section in SECTIONS:
+        for name, svg in pictures(section, results).items():
+            (folder / name).write_text(svg, "utf-8")
+    page = render(PAGE.read_text("utf-8"), results, folder.name)
+    arguments.out.write_text(page, "utf-8")
     print(f"written: {arguments.out}")
     return 0
 
