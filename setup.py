@@ -51,7 +51,12 @@ def hot_extensions() -> list[Extension]:
         return []
     for extension in found:
         extension.optional = True
+        extension.extra_compile_args += LINKING
     return sorted(found, key=lambda extension: not is_library(extension))
+
+
+LINKING = [] if sys.platform == "win32" else ["-fvisibility=hidden", "-fno-plt"]
+"""Calls within the library are direct ones: what it exports are its modules' entries alone."""
 
 
 def is_library(extension: Extension) -> bool:
