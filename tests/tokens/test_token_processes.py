@@ -91,7 +91,7 @@ def test_hard_prompts_cost_the_loop_no_more_than_a_few_writes(
                 transport.abort()
 
         link._transport = Counted()  # type: ignore[assignment]
-        for name, body in HARD("Words, words. " * 30, scale=0.002).items():
+        for name, body in HARD("Words, words. " * 30, scale=0.0015).items():
             writes.clear()
             ids = await prompts.ids_of(CHAT, body)
             assert ids == tokenizer.ids_of(CHAT, body), name

@@ -17,7 +17,7 @@ HEAD = struct.Struct("<IIBQ")
 """(bytes of the body, number, kind, memory that remembered pieces take, in bytes)."""
 MAX_BODY_BYTES = 4_194_304
 """Longer bodies are not tokenised."""
-MAX_TOKENS = 262_144
+MAX_TOKENS = 131_072
 """A prompt of more tokens than this is not told: joining and hashing them would take the loop too
 long."""
 
