@@ -59,7 +59,7 @@ def test_whatever_contenders_and_cases_there_are_is_shown(program: Any) -> None:
     named = {"chat": ["calinix", "nginx"], "pairs": ["calinix", "smg"]}
     found = program.load(program.RESULTS)
     peers = {
-        "machine": found["proxy"]["machine"],
+        "machine": found["peers"]["machine"],
         "quick": True,
         "plan": {"cases": [{"name": case, "what": f"load of {case}"} for case in named]},
         "contenders": [{"name": "smg", "version": "9.9", "how": "its defaults"}],
