@@ -44,11 +44,11 @@ class Kind(enum.StrEnum):
 
 
 SHARES = {
-    Kind.SHARED: 0.34,
-    Kind.FORKED: 0.20,
+    Kind.SHARED: 0.36,
+    Kind.FORKED: 0.22,
     Kind.SALTED: 0.14,
     Kind.REPEATED: 0.08,
-    Kind.UNIQUE: 0.10,
+    Kind.UNIQUE: 0.06,
     Kind.TOKEN_IDS: 0.07,
     Kind.CANCELLED: 0.07,
 }
