@@ -23,6 +23,8 @@ from calinix.errors import ConfigError
 
 WRITE_BYTES = 131_072
 """So much of the questions is written in one turn of the loop."""
+BUFFER_BYTES = 1_048_576
+"""Of the socket, as far as the system grants it: a prompt passes in one piece, not in several."""
 MAX_JOBS = 64
 MAX_BYTES = 16_777_216
 """Prompts in hand and their bodies; one more would be late anyway."""
@@ -104,6 +106,8 @@ class TokenLink(asyncio.BufferedProtocol):
     def _begin_process(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         with theirs:
             self._child = subprocess.Popen(  # noqa: S603  it is our own
                 [sys.executable, *_COMMAND],
