@@ -125,6 +125,26 @@ async def test_a_prefill_that_follows_a_hung_one_has_its_own_time() -> None:
         assert (len(hung.requests), len(slow.requests), len(decode.requests)) == (1, 2, 2)
 
 
+@kit.on_loop
+async def test_a_sweep_that_comes_early_knows_which_leg_is_late() -> None:
+    """Time-outs are judged by the sweep's time, which may be ahead of the clock: it is retried."""
+    times = {"gateway": {"timeouts": {"prefillMs": 60_000, "firstTokenMs": 90_000}}}
+    async with (
+        raw_pod(never) as hung,
+        raw_pod(prefilled(after_s=0.0)) as other,
+        raw_pod(streams) as decode,
+        gateway_of(dispatch_of({"a": hung, "b": other}, {"d": decode}, times)) as app,
+    ):
+        asking = [asyncio.ensure_future(ask(app.server.port)) for _ in range(2)]
+        await kit.until(lambda: bool(hung.requests), "one of them hangs")
+        await kit.until(lambda: len(app.gateway.flights) == 1, "the other one is answered")
+        (flight,) = app.gateway.flights
+        flight.on_deadline(flight.deadline_s)
+        replies = await asyncio.gather(*asking)
+        assert [reply.events()[-1] for reply in replies] == ["[DONE]"] * 2
+        assert (len(hung.requests), len(other.requests)) == (1, 2)
+
+
 FAILING = {
     "500": says(b"500 Oops"),
     "503": says(b"503 Busy"),

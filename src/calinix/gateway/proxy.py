@@ -569,11 +569,10 @@ class Flight:
 
     # --- what can go wrong -------------------------------------------------------------------
 
-    def on_deadline(self) -> None:
-        """From the sweep: the step under way has taken too long."""
-        now = self.gateway.now()
+    def on_deadline(self, due_s: float) -> None:
+        """From the sweep, by its time: the step under way has taken too long."""
         for side in self.sides:
-            if side.due_s <= now:
+            if side.due_s <= due_s:
                 key = "connectMs" if side.leg.bootstrap_path else "prefillMs"
                 detail = f"no answer within {key}"
                 self.on_side_failed(side, Failure.TIMEOUT, detail, kind=errors.GatewayTimeout)

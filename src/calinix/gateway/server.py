@@ -277,7 +277,7 @@ class Gateway:
         # By the time at which this was to run: where this process was late, answers that came in
         # the meantime lie unread in their sockets, and no pod is to blame.
         for flight in [flight for flight in self.flights if flight.deadline_s <= due_s]:
-            flight.on_deadline()
+            flight.on_deadline(due_s)
         self.waiting.sweep(now)
         if len(self.waiting):
             self.wake_soon()
