@@ -27,13 +27,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from calinix.bench.results import Finding
 from calinix.config import CacheRegistry, Config, KvEvents, PodConfig, SingleUpstream, Upstreams
 from calinix.core import kv
 from calinix.core.router import Router
 from calinix.engines.kv_events import Dialect, Message
 from calinix.engines.kv_names import Namespaces
 from calinix.engines.kv_pod import KvPod, KvPodSettings
-from harness.findings import Finding
 from harness.kv_requests import LOADS, STORM_PER_S, Slice, storms
 from harness.kv_storm import BLOCK_TOKENS, EVENT_BLOCKS, POD_BLOCKS, Pod
 from harness.machine import BENCHMARKS, describe_machine, write_json

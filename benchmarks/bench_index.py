@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
+from calinix.bench.results import Finding
 from calinix.core import hashing, kv, registry
 from calinix.core.hashing import Chain
-from harness.findings import Finding
 from harness.machine import BENCHMARKS, describe_machine, write_json
 from harness.tables import new_console
 

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from calinix.bench.results import Finding
 from harness.contenders import Setup, calinix_contender, new_setup, started
-from harness.findings import Finding
 from harness.machine import BENCHMARKS, Cores, choose_cores, describe_machine, write_json
 from harness.processes import BenchmarkError, Child, Children, get, rss_mb, runqueue_wait_s
 from harness.tables import new_console

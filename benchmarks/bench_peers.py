@@ -21,12 +21,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from calinix.bench.results import Finding
 from harness import contenders as who
 from harness import power_of_two
 from harness.cases import CASES
 from harness.compare import max_rates
 from harness.contenders import Contender, calinix_contender, vllm_router
-from harness.findings import Finding
 from harness.footprint import ColdStart, Footprint, Memory, regular
 from harness.machine import BENCHMARKS, Cores, write_json
 from harness.processes import Children

@@ -21,8 +21,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from calinix.bench.results import Finding
 from harness.contenders import calinix_contender, new_setup, started
-from harness.findings import Finding
 from harness.kv_requests import STORM_PER_S, publish, stored
 from harness.kv_storm import BLOCK_TOKENS, POD_BLOCKS
 from harness.machine import BENCHMARKS, choose_cores, describe_machine, free_port, write_json

@@ -42,6 +42,7 @@ import msgspec
 import uvloop
 from rich.table import Table
 
+from calinix.bench.results import Finding
 from calinix.config.tokens import Tokenizing
 from calinix.core.prompt import Endpoint
 from calinix.edge.prompt_desk import PromptDesk
@@ -49,7 +50,6 @@ from calinix.edge.prompt_tokens import PromptTokenizer
 from calinix.edge.token_frames import MAX_BODY_BYTES
 from calinix.edge.token_link import Job, TokenLink
 from calinix.edge.tokenizers import tokenizer_of
-from harness.findings import Finding
 from harness.hard_prompts import hard_bodies
 from harness.machine import describe_machine, write_json
 from harness.tables import new_console

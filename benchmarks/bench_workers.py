@@ -33,12 +33,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from calinix.bench.results import Finding
 from calinix.sim.load_traffic import Shape
 from calinix.sim.loadgen import Plan, run_load
 from calinix.sim.pod_model import PodFigures
 from harness.contenders import new_setup, started
 from harness.crews import Tools, answered, begin, fleet, gateway_of, is_whole, settled
-from harness.findings import Finding
 from harness.machine import BENCHMARKS, choose_cores, describe_machine, write_json
 from harness.processes import BenchmarkError, Children, get
 from harness.tables import new_console

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.findings import Finding
+from calinix.bench.results import Finding
 from harness.machine import BENCHMARKS, describe_machine, write_json
 from harness.processes import BenchmarkError, Child, Children
 from harness.tables import new_console

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from calinix.bench.setting import cpu_model
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -53,20 +55,11 @@ def output_of(*command: str) -> str:
     return (done.stdout + done.stderr).strip()
 
 
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def describe_machine() -> dict[str, object]:
     """Machine, system and commit, for the head of a results file."""
     return {
         "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from calinix.bench.results import Finding
 from harness.compare import NOISY_CORES
 from harness.contenders import CALINIX, Contender, new_setup, started
-from harness.findings import Finding
 from harness.machine import Cores
 from harness.processes import Children
 from harness.tools import Load, MockPods, start_load, start_mock_pods

@@ -43,7 +43,7 @@ def setting() -> Setting:
         python=platform.python_version(),
         numpy=np.__version__,
         gil=has_gil(),
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         cores=_cores(),
         system=platform.platform(),
     )
@@ -75,7 +75,8 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """As the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
