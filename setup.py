@@ -1,8 +1,8 @@
 """Builds the compiled parts where there is a C compiler; without one the package still installs.
 
-`_native` and `_bytes_path` are Cython. HOT is the request path: the same .py files, compiled by
-mypyc, so that it is fast where it is installed and runs from its source in an editable install,
-where nothing goes stale. All of HOT is compiled or nothing of it.
+`_native`, `_bytes_path` and `_members` are Cython. HOT is the request path: the same .py files,
+compiled by mypyc, so that it is fast where it is installed and runs from its source in an editable
+install, where nothing goes stale. All of HOT is compiled or nothing of it.
 """
 
 import os
@@ -21,9 +21,9 @@ HOT = """
     core/recorded core/replicas core/requests core/router core/scorers core/sessions core/state
     edge/http_client edge/http_request edge/http_response edge/http_server edge/http_strict
     edge/http_wire
-    engines/json_edits engines/plain engines/protocols engines/sglang engines/usage
-    gateway/heads gateway/outbox gateway/proxy gateway/records gateway/server gateway/sides
-    gateway/upstreams gateway/waiting
+    engines/json_edits engines/legs engines/plain engines/protocols engines/sglang engines/usage
+    gateway/dispatch gateway/heads gateway/outbox gateway/proxy gateway/records gateway/server
+    gateway/sides gateway/upstreams gateway/waiting
     telemetry/counters telemetry/record telemetry/telemetry
 """.split()  # noqa: SIM905
 GROUP = "calinix._hot"
@@ -86,7 +86,11 @@ class AllOrNone(build_ext):
 FLAGS = ["-O3", "-fno-strict-aliasing", "-ffp-contract=off"]
 native = [
     Extension(name, [f"src/{name.replace('.', '/')}.pyx"], extra_compile_args=FLAGS, optional=True)
-    for name in ("calinix.core._native", "calinix.edge._bytes_path")
+    for name in (
+        "calinix.core._native",
+        "calinix.edge._bytes_path",
+        "calinix.engines._members",
+    )
 ]
 hot = hot_extensions()
 setup(

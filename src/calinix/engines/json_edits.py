@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -12,6 +13,8 @@ from calinix.core.bodies import (
     is_transfer_field,
     may_repeat_extra,
 )
+from calinix.engines.fast import find_members
+from calinix.engines.members import Changes
 from calinix.errors import BadRequest
 
 JsonMembers = dict[str, msgspec.Raw]
@@ -21,6 +24,13 @@ EXTRA_ARGS_FIELD = "vllm_xargs"
 """vLLM hands its members to the engine as if they were top-level fields."""
 
 _members = msgspec.json.Decoder(JsonMembers)
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
+_list_of_prompts = re.compile(rb'\[[ \t\n\r]*["\[]').match
+LOOKED_AT = (
+    "n", "best_of", "use_beam_search", "prompt_logprobs", "echo", "logprobs", "min_tokens",
+    "previous_response_id", "thinking", EXTRA_ARGS_FIELD, *sorted(TRANSFER_FIELDS),
+)  # fmt: skip
+"""What a request is asked for before it goes to two pods."""
 
 
 def decode_members(body: bytes) -> JsonMembers:
@@ -57,23 +67,6 @@ def with_members(body: bytes, added: Mapping[str, bytes]) -> bytes:
     )
 
 
-_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
-
-
-def batch_of(members: JsonMembers) -> int | None:
-    """How many prompts a body holds as a list; None: one prompt, not in a list.
-
-    Raises BadRequest when the list is none.
-    """
-    prompt = raw_member(members, "prompt")
-    if not prompt.startswith(b"[") or prompt[1:].lstrip()[:1] not in (b'"', b"["):
-        return None  # a text, token ids, or an empty list
-    try:
-        return len(_raw_list.decode(prompt))
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadRequest(f"prompt: {error}", param="prompt") from error
-
-
 def drop_transfer_fields(members: JsonMembers) -> bool:
     """Takes transfer fields out of `members` and of its `vllm_xargs`; whether there were any."""
     fields = TRANSFER_FIELDS
@@ -101,3 +94,56 @@ def strip_transfer_fields(body: bytes) -> bytes:
     members = decode_members(body)
     hidden = EXTRA_ARGS_FIELD in members and may_repeat_extra(body)
     return encode_members(members) if drop_transfer_fields(members) or hidden else body
+
+
+class JsonObject:
+    """A JSON object that is looked into and edited where it lies; its members are not copied.
+
+    `body` has been read as JSON before. One with a name that is escaped, or there twice, is written
+    anew, with the last of the two. Raises BadRequest when `body` is not a JSON object.
+    """
+
+    __slots__ = ("_members", "body", "said")
+
+    def __init__(self, body: bytes):
+        members = find_members(body)
+        if members is None:
+            body = encode_members(decode_members(body))
+            members = find_members(body, True)
+            assert members is not None
+        self._members = members
+        self.body = body
+        self.said = members.among(LOOKED_AT, TRANSFER_PREFIX)
+        """Those of LOOKED_AT, and transfer fields, that are there."""
+
+    def value(self, name: str) -> bytes:
+        """The bytes of one of LOOKED_AT; empty when it is absent or null."""
+        text = self.said.get(name, b"")
+        return b"" if text == b"null" else text
+
+    def edited(self, changes: Changes) -> bytes:
+        """The object with these members set, or taken out. All other values keep their bytes."""
+        return self._members.edited(changes)
+
+    def prompts(self) -> int | None:
+        """How many prompts there are in a list; None: one prompt, not in a list.
+
+        Raises BadRequest when the list is none.
+        """
+        span = self._members.span("prompt")
+        if span is None or _list_of_prompts(self.body, span[0]) is None:
+            return None  # a text, token ids, or an empty list
+        try:
+            return len(_raw_list.decode(self.body[span[0] : span[1]]))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise BadRequest(f"prompt: {error}", param="prompt") from error
+
+
+def without_transfer_fields(body: bytes) -> JsonObject:
+    """`body` less the transfer fields of a client. Raises BadRequest when it is no JSON object."""
+    found = JsonObject(body)
+    for name in found.said:
+        if name == EXTRA_ARGS_FIELD or is_transfer_field(name):
+            stripped = strip_transfer_fields(body)
+            return found if stripped is body else JsonObject(stripped)
+    return found

@@ -14,13 +14,8 @@ import msgspec
 
 from calinix.core.prompt import Endpoint
 from calinix.engines.base import Draw, ExchangeError, Leg, LegAnswer, Prefiller
-from calinix.engines.json_edits import (
-    JsonMembers,
-    drop_transfer_fields,
-    encode_members,
-    with_members,
-)
-from calinix.engines.plain import PARAMS_FIELD, make_prefill, transfer_params
+from calinix.engines.json_edits import JsonObject
+from calinix.engines.plain import PARAMS_FIELD, prefill_changes, transfer_params
 from calinix.errors import CalinixError
 
 DEFAULT_BOOTSTRAP_PORT = 8998
@@ -32,7 +27,6 @@ _MAX_RANKS = 4096
 
 # The blocks are kept only after an end by length, which an end token as the first one is not.
 _NO_EARLY_STOP = ("stop", "stop_token_ids")
-_TRUE = msgspec.Raw(b"true")
 
 _query = Leg("prefill", b"", answers_client=False, bootstrap_path=QUERY_PATH)
 
@@ -63,27 +57,17 @@ def engine_ids(answer: LegAnswer) -> dict[int, str]:
 
 
 class MooncakeExchange:
-    """`start` -> the query where the engine's ids are not known yet, else both legs at once.
+    """`start` -> the query where the engine's ids are not known yet, else both legs at once."""
 
-    `members` are those of `body`; transfer fields of its own are dropped.
-    """
+    __slots__ = ("_changes", "_draw", "_prefiller", "_request")
 
-    __slots__ = ("_body", "_draw", "_members", "_prefiller")
-
-    def __init__(
-        self,
-        body: bytes,
-        members: JsonMembers,
-        endpoint: Endpoint,
-        prefiller: Prefiller,
-        draw: Draw,
-    ):
-        self._body = encode_members(members) if drop_transfer_fields(members) else body
-        make_prefill(members, endpoint)
+    def __init__(self, request: JsonObject, endpoint: Endpoint, prefiller: Prefiller, draw: Draw):
+        changes = prefill_changes(request, endpoint)
         for name in _NO_EARLY_STOP:
-            members.pop(name, None)
-        members["ignore_eos"] = _TRUE
-        self._members = members
+            changes[name] = None
+        changes["ignore_eos"] = b"true"
+        self._request = request
+        self._changes = changes
         self._prefiller = prefiller
         self._draw = draw
 
@@ -108,10 +92,10 @@ class MooncakeExchange:
         ranks = sorted(ids)
         rank = ranks[self._draw(_RANK_BITS) % len(ranks)] if len(ranks) > 1 else ranks[0]
         transfer_id = f"{self._draw(TRANSFER_ID_BITS):032x}"
-        self._members[PARAMS_FIELD] = msgspec.Raw(
-            b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"%b"}'
+        announced = self._changes | {
+            PARAMS_FIELD: b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"%b"}'
             % transfer_id.encode()
-        )
+        }
         asked = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -121,13 +105,10 @@ class MooncakeExchange:
         }
         # With several ranks the prefill has to run where the decode pod will look for it.
         lines = b"x-data-parallel-rank: %d\r\n" % rank if len(ranks) > 1 else b""
+        edited = self._request.edited
         return (
-            Leg("prefill", encode_members(self._members), answers_client=False, lines=lines),
-            Leg(
-                "decode",
-                with_members(self._body, {PARAMS_FIELD: msgspec.json.encode(asked)}),
-                answers_client=True,
-            ),
+            Leg("prefill", edited(announced), answers_client=False, lines=lines),
+            Leg("decode", edited({PARAMS_FIELD: msgspec.json.encode(asked)}), answers_client=True),
         )
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from calinix.core.prompt import Endpoint
 from calinix.engines.base import ExchangeError, Leg, LegAnswer, LegRole, PrefillAnswer
-from calinix.engines.json_edits import (
-    JsonMembers,
-    batch_of,
-    drop_transfer_fields,
-    encode_members,
-    raw_member,
-    with_members,
-)
+from calinix.engines.fast import find_members
+from calinix.engines.json_edits import JsonObject
+from calinix.engines.members import Changes
 
 PARAMS_FIELD = "kv_transfer_params"
 ASK_REMOTE_DECODE = (
@@ -31,8 +28,8 @@ OUTPUT_LIMITS: dict[Endpoint, tuple[str, ...]] = {
 """The fields that bound an answer's length, of every endpoint that can be split."""
 
 _prefill_answer = msgspec.json.Decoder(PrefillAnswer)
-_ONE = msgspec.Raw(b"1")
-_FALSE = msgspec.Raw(b"false")
+_ONE: Final = b"1"
+_FALSE: Final = b"false"
 _NOT_FOR_PREFILL = (
     "stream_options", "best_of", "use_beam_search", "background", "logprobs", "top_logprobs", "echo"
 )  # fmt: skip
@@ -41,13 +38,24 @@ prompt stays: tools, tool_choice and response_format go into some models' templa
 of another prompt would be none."""
 
 
+def _changes_at(endpoint: Endpoint) -> Changes:
+    changes: Changes = dict.fromkeys(OUTPUT_LIMITS[endpoint], _ONE)
+    changes["stream"] = _FALSE
+    if endpoint is Endpoint.RESPONSES:
+        changes["store"] = _FALSE
+    return changes | dict.fromkeys(_NOT_FOR_PREFILL)
+
+
+_PREFILL = {endpoint: _changes_at(endpoint) for endpoint in OUTPUT_LIMITS}
+
+
 class OneLeg:
     """One request to the one pod that answers it: `role` single, or decode when not split."""
 
     __slots__ = ("_leg",)
 
     def __init__(self, body: bytes, role: LegRole):
-        self._leg = Leg(role, body, answers_client=True)
+        self._leg = Leg(role, body, True)
 
     def start(self) -> tuple[Leg, ...]:
         """The one leg."""
@@ -63,19 +71,17 @@ class PrefillDecode:
 
     What the prefill pod says in `kv_transfer_params` goes to the decode pod in its exact bytes;
     a prefill pod that says nothing (shared storage, or nothing to transfer) leaves a plain
-    decode leg. `members` are the members of `body`; transfer fields of its own are dropped.
+    decode leg. `params` are those of the prefill leg, where it has any.
     """
 
-    __slots__ = ("_body", "_prefill")
+    __slots__ = ("_prefill", "_request")
 
-    def __init__(
-        self, body: bytes, members: JsonMembers, endpoint: Endpoint, params: bytes | None = None
-    ):
-        self._body = encode_members(members) if drop_transfer_fields(members) else body
-        make_prefill(members, endpoint)
+    def __init__(self, request: JsonObject, endpoint: Endpoint, params: bytes | None = None):
+        self._request = request
+        changes = prefill_changes(request, endpoint)
         if params is not None:
-            members[PARAMS_FIELD] = msgspec.Raw(params)
-        self._prefill = Leg("prefill", encode_members(members), answers_client=False)
+            changes[PARAMS_FIELD] = params
+        self._prefill = Leg("prefill", request.edited(changes), False)
 
     def start(self) -> tuple[Leg, ...]:
         """The prefill leg."""
@@ -86,55 +92,51 @@ class PrefillDecode:
         if leg.role != "prefill":
             raise ExchangeError(f"nothing follows the {leg.role} leg")
         params = transfer_params(answer)
-        body = self._body if params is None else with_members(self._body, {PARAMS_FIELD: params})
-        return (Leg("decode", body, answers_client=True),)
+        request = self._request
+        body = request.body if params is None else request.edited({PARAMS_FIELD: params})
+        return (Leg("decode", body, True),)
 
 
-def can_split(members: JsonMembers, endpoint: Endpoint, *, budget_allowed: bool = False) -> bool:
+def can_split(request: JsonObject, endpoint: Endpoint, *, budget_allowed: bool = False) -> bool:
     """Whether a prefill pod could answer this request's prefill leg.
 
     `budget_allowed`: the protocol's marker lets vLLM take a thinking budget over `max_tokens`.
     """
-    if wants_prompt_logprobs(members):
+    if wants_prompt_logprobs(request):
         # They come of computing the whole prompt, so the pod that answers has to.
         return False
     if endpoint is Endpoint.RESPONSES:
         # The earlier response is kept by the pod that made it, never by a prefill pod.
-        return raw_member(members, "previous_response_id") == b""
+        return request.value("previous_response_id") == b""
     if endpoint is Endpoint.MESSAGES and not budget_allowed:
-        return b"budget_tokens" not in raw_member(members, "thinking")
+        return b"budget_tokens" not in request.value("thinking")
     return endpoint in OUTPUT_LIMITS
 
 
-def is_one_sequence(members: JsonMembers) -> bool:
+def is_one_sequence(request: JsonObject) -> bool:
     """Whether a body asks for one sequence of one prompt: a handle covers exactly one."""
-    if raw_member(members, "use_beam_search") == b"true":
+    if request.value("use_beam_search") == b"true":
         return False
-    return raw_member(members, "n") in (b"", b"1") and batch_of(members) in (None, 1)
+    return request.value("n") in (b"", b"1") and request.prompts() in (None, 1)
 
 
-def wants_prompt_logprobs(members: JsonMembers) -> bool:
+def wants_prompt_logprobs(request: JsonObject) -> bool:
     """Whether a body asks for the logprobs of its prompt's tokens, in either way."""
-    if raw_member(members, "prompt_logprobs"):
+    if request.value("prompt_logprobs"):
         return True
-    return raw_member(members, "echo") == b"true" and raw_member(members, "logprobs") != b""
+    return request.value("echo") == b"true" and request.value("logprobs") != b""
 
 
-def make_prefill(members: JsonMembers, endpoint: Endpoint) -> None:
-    """Turns a client's request into its prefill: one sequence, one token, one whole answer."""
-    for name in OUTPUT_LIMITS[endpoint]:
-        members[name] = _ONE
-    members["stream"] = _FALSE
-    if endpoint is Endpoint.RESPONSES:
-        members["store"] = _FALSE
-    for name in _NOT_FOR_PREFILL:
-        members.pop(name, None)
-    if "n" in members:
-        members["n"] = _ONE
-    least = raw_member(members, "min_tokens")
+def prefill_changes(request: JsonObject, endpoint: Endpoint) -> Changes:
+    """What makes a request its own prefill: one sequence, one token, one whole answer."""
+    changes = _PREFILL[endpoint].copy()
+    if "n" in request.said:
+        changes["n"] = _ONE
+    least = request.value("min_tokens")
     # A value of another type is left for the engine to refuse.
     if least.isdigit() and least not in (b"0", b"1"):
-        members["min_tokens"] = _ONE
+        changes["min_tokens"] = _ONE
+    return changes
 
 
 def transfer_params(answer: LegAnswer) -> bytes | None:
@@ -144,13 +146,18 @@ def transfer_params(answer: LegAnswer) -> bytes | None:
     """
     if not 200 <= answer.status < 300:
         raise ExchangeError(f"the prefill pod answered {answer.status}")
-    try:
-        params = _prefill_answer.decode(answer.body).kv_transfer_params
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ExchangeError("the prefill pod's answer is not a JSON object") from error
-    text = b"" if params is msgspec.UNSET else bytes(params)
+    members = find_members(answer.body)
+    text = _params_as_read(answer.body) if members is None else members.value(PARAMS_FIELD)
     if not text or text == b"null":
         return None
-    if not text.startswith(b"{"):
+    if text[:1] != b"{":
         raise ExchangeError("the prefill pod's kv_transfer_params is not an object")
     return text
+
+
+def _params_as_read(body: bytes) -> bytes | None:
+    try:
+        params = _prefill_answer.decode(body).kv_transfer_params
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ExchangeError("the prefill pod's answer is not a JSON object") from error
+    return None if params is msgspec.UNSET else bytes(params)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from calinix.core.prompt import Endpoint
 from calinix.engines.base import Draw, Exchange, ExchangeError, Prefiller
-from calinix.engines.json_edits import decode_members
+from calinix.engines.json_edits import without_transfer_fields
 from calinix.engines.mooncake import MooncakeExchange
 from calinix.engines.plain import (
     ASK_REMOTE_DECODE,
@@ -41,28 +41,28 @@ def protocol_of(engine: Engine, bootstrap_port: int | None) -> Protocol:
 
 
 def _plain(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
-    members = decode_members(body)
-    if not can_split(members, endpoint):
+    request = without_transfer_fields(body)
+    if not can_split(request, endpoint):
         return OneLeg(body, "decode")
-    return PrefillDecode(body, members, endpoint)
+    return PrefillDecode(request, endpoint)
 
 
 def _nixl(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
-    members = decode_members(body)
-    if not can_split(members, endpoint, budget_allowed=True) or not is_one_sequence(members):
+    request = without_transfer_fields(body)
+    if not can_split(request, endpoint, budget_allowed=True) or not is_one_sequence(request):
         return OneLeg(body, "decode")
-    return PrefillDecode(body, members, endpoint, ASK_REMOTE_DECODE)
+    return PrefillDecode(request, endpoint, ASK_REMOTE_DECODE)
 
 
 def _mooncake(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
-    members = decode_members(body)
-    if not can_split(members, endpoint, budget_allowed=True) or not is_one_sequence(members):
+    request = without_transfer_fields(body)
+    if not can_split(request, endpoint, budget_allowed=True) or not is_one_sequence(request):
         return OneLeg(body, "decode")
-    return MooncakeExchange(body, members, endpoint, prefiller, draw)
+    return MooncakeExchange(request, endpoint, prefiller, draw)
 
 
 def _sglang(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
-    return SglangExchange(body, decode_members(body), prefiller, draw)
+    return SglangExchange(without_transfer_fields(body), prefiller, draw)
 
 
 EXCHANGES: dict[Protocol, Callable[[bytes, Endpoint, Prefiller, Draw], Exchange]] = {

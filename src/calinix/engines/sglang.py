@@ -14,14 +14,7 @@ from typing import Any
 import msgspec
 
 from calinix.engines.base import Draw, ExchangeError, Leg, LegAnswer, Prefiller
-from calinix.engines.json_edits import (
-    JsonMembers,
-    batch_of,
-    drop_transfer_fields,
-    encode_members,
-    raw_member,
-    with_members,
-)
+from calinix.engines.json_edits import JsonObject
 from calinix.errors import BadRequest
 
 ROOM_BITS = 63
@@ -31,7 +24,7 @@ HOST_FIELD, PORT_FIELD, ROOM_FIELD = "bootstrap_host", "bootstrap_port", "bootst
 
 
 class SglangExchange:
-    """`start` -> both legs; nothing follows. `members` are those of `body`.
+    """`start` -> both legs; nothing follows.
 
     Raises BadRequest for several sequences of one prompt: the engine would run them all in one
     room.
@@ -39,20 +32,18 @@ class SglangExchange:
 
     __slots__ = ("_legs",)
 
-    def __init__(self, body: bytes, members: JsonMembers, prefiller: Prefiller, draw: Draw):
+    def __init__(self, request: JsonObject, prefiller: Prefiller, draw: Draw):
         for name in ("n", "best_of"):
-            if raw_member(members, name) not in (b"", b"1"):
+            if request.value(name) not in (b"", b"1"):
                 raise BadRequest(
                     f"{name}: SGLang's prefill and decode pods make one answer for a prompt; "
                     "ask several times",
                     param=name,
                     code="one_answer_only",
                 )
-        if drop_transfer_fields(members):
-            body = encode_members(members)
         host: Any = prefiller.host
         port: Any = prefiller.port
-        count = batch_of(members)
+        count = request.prompts()
         room: Any
         if count is None:
             room = draw(ROOM_BITS)
@@ -60,8 +51,9 @@ class SglangExchange:
             host, port = [host] * count, [port] * count
             room = [draw(ROOM_BITS) for _ in range(count)]
         encode = msgspec.json.encode
-        named = {HOST_FIELD: encode(host), PORT_FIELD: encode(port), ROOM_FIELD: encode(room)}
-        both = with_members(body, named)
+        both = request.edited(
+            {HOST_FIELD: encode(host), PORT_FIELD: encode(port), ROOM_FIELD: encode(room)}
+        )
         self._legs = (
             Leg("prefill", both, answers_client=False, drained=True),
             Leg("decode", both, answers_client=True),

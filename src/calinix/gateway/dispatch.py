@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import random
+import os
+from typing import Final
 
 import structlog
 
@@ -16,6 +17,30 @@ from calinix.gateway.upstreams import Upstream, Upstreams
 
 log = structlog.get_logger()
 
+_NUMBERS_BYTES: Final = 2048
+
+
+class SystemNumbers:
+    """Random numbers from the system: two gateways must never invent the same room.
+
+    Many are asked for at once, as a call costs more than the numbers.
+    """
+
+    __slots__ = ("_at", "_octets")
+
+    def __init__(self) -> None:
+        self._octets = b""
+        self._at = 0
+
+    def draw(self, bits: int) -> int:
+        """Uniform in 0..2**bits - 1; at most 128 bits."""
+        at, count = self._at, (bits + 7) >> 3
+        if at + count > len(self._octets):
+            self._octets = os.urandom(_NUMBERS_BYTES)
+            at = 0
+        self._at = at + count
+        return int.from_bytes(self._octets[at : at + count], "little") >> (8 * count - bits)
+
 
 class Dispatch:
     """The dispatch group's protocol. `auto` follows the engines of the pods, as they are told."""
@@ -24,8 +49,7 @@ class Dispatch:
         self._upstreams = upstreams
         self._protocol: Protocol | None = None
         self._decode: frozenset[str] = frozenset()
-        # From the system: two gateways must never invent the same room.
-        self._draw = random.SystemRandom().getrandbits
+        self._draw = SystemNumbers().draw
         self.asked_pods: frozenset[str] = frozenset()
         """Those that are to say what they are."""
         self.must_split: bool | None = None

@@ -439,7 +439,10 @@ class Flight:
 
     def _set_deadline(self) -> None:
         """The next of those before the first token."""
-        self.deadline_s = min([self.answer_due_s, *[side.due_s for side in self.sides]])
+        due_s = self.answer_due_s
+        for side in self.sides:
+            due_s = min(due_s, side.due_s)
+        self.deadline_s = due_s
 
     def _is_settled(self) -> bool:
         """The answer is being made: what becomes of the prefill leg matters no more.
