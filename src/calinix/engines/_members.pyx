@@ -5,6 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.dict cimport PyDict_Next
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from calinix.engines.members import MAX_CHANGES, MAX_COMPARED
@@ -36,6 +37,18 @@ cdef extern from *:
         }
         return i;
     }
+    /* How long the string is that begins there, where it is short and has no escape; else -1. */
+    static inline Py_ssize_t calinix_short_string(const unsigned char *at, Py_ssize_t length) {
+    #if defined(__SSE2__) && defined(__GNUC__)
+        if (length >= 16) {
+            __m128i word = _mm_loadu_si128((const __m128i *)at);
+            unsigned quote = _mm_movemask_epi8(_mm_cmpeq_epi8(word, _mm_set1_epi8(34)));
+            unsigned slash = _mm_movemask_epi8(_mm_cmpeq_epi8(word, _mm_set1_epi8(92)));
+            if (quote && !(slash & (quote - 1) & ~quote)) return __builtin_ctz(quote);
+        }
+    #endif
+        return -1;
+    }
     static inline int calinix_is_space(unsigned char c) {
         return c == ' ' || c == '\\n' || c == '\\r' || c == '\\t';
     }
@@ -45,6 +58,7 @@ cdef extern from *:
     }
     """
     Py_ssize_t calinix_structure(const unsigned char *at, Py_ssize_t length) noexcept nogil
+    Py_ssize_t calinix_short_string(const unsigned char *at, Py_ssize_t length) noexcept nogil
     bint is_space "calinix_is_space"(unsigned char c) noexcept nogil
     bint is_literal "calinix_is_literal"(unsigned char c) noexcept nogil
 
@@ -92,7 +106,10 @@ cdef inline Py_ssize_t past_string(
 ) noexcept nogil:
     """Behind the string whose first byte is at `at`; -1: it has no end."""
     cdef const unsigned char *quote
-    cdef Py_ssize_t place = at, slash
+    cdef Py_ssize_t place = calinix_short_string(text + at, size - at), slash
+    if place >= 0:
+        return at + place + 1
+    place = at
     while True:
         quote = <const unsigned char *>memchr(text + place, 34, size - place)
         if quote == NULL:
@@ -102,7 +119,7 @@ cdef inline Py_ssize_t past_string(
         while slash > at and text[slash - 1] == 92:
             slash -= 1
         place += 1
-        if (place - 1 - slash) % 2 == 0:
+        if ((place - 1 - slash) & 1) == 0:
             return place
 
 
@@ -139,6 +156,7 @@ cdef class Members:
     cdef const char *text
     cdef Member *members
     cdef Py_ssize_t count, room
+    cdef uint64_t sizes  # bit k: a name has k bytes, give or take multiples of 64
     cdef Member inside[INSIDE]
 
     def __init__(self):
@@ -162,12 +180,15 @@ cdef class Members:
                 raise MemoryError
             self.members = more
         self.members[self.count] = member[0]
+        self.sizes |= <uint64_t>1 << (member.name_size & 63)
         self.count += 1
         return 0
 
     cdef inline Py_ssize_t place(self, const char *name, Py_ssize_t size) noexcept:
         """Which member has this name; -1: none."""
         cdef Py_ssize_t i
+        if not self.sizes >> (size & 63) & 1:
+            return -1
         for i in range(self.count):
             if self.members[i].name_size == size and memcmp(
                 self.text + self.members[i].begin + 1, name, size
@@ -303,7 +324,7 @@ def find_members(bytes body not None, bint written_anew=False):
     if begin >= size or text[begin] != 123:
         return None
     found = Members.__new__(Members)
-    found.body, found.text, found.count = body, <const char *>text, 0
+    found.body, found.text, found.count, found.sizes = body, <const char *>text, 0, 0
     found.members, found.room = found.inside, INSIDE
     begin = past_space(text, begin + 1, size)
     is_end = begin < size and text[begin] == 125

@@ -15,7 +15,8 @@ import msgspec
 from calinix.core.prompt import Endpoint
 from calinix.engines.base import Draw, ExchangeError, Leg, LegAnswer, Prefiller
 from calinix.engines.json_edits import JsonObject
-from calinix.engines.plain import PARAMS_FIELD, prefill_changes, transfer_params
+from calinix.engines.members import Changes
+from calinix.engines.plain import PARAMS_FIELD, PREFILL, prefill_changes, transfer_params
 from calinix.errors import CalinixError
 
 DEFAULT_BOOTSTRAP_PORT = 8998
@@ -26,7 +27,7 @@ _RANK_BITS = 32
 _MAX_RANKS = 4096
 
 # The blocks are kept only after an end by length, which an end token as the first one is not.
-_NO_EARLY_STOP = ("stop", "stop_token_ids")
+_TO_THE_END: Changes = {"stop": None, "stop_token_ids": None, "ignore_eos": b"true"}
 
 _query = Leg("prefill", b"", answers_client=False, bootstrap_path=QUERY_PATH)
 
@@ -62,12 +63,8 @@ class MooncakeExchange:
     __slots__ = ("_changes", "_draw", "_prefiller", "_request")
 
     def __init__(self, request: JsonObject, endpoint: Endpoint, prefiller: Prefiller, draw: Draw):
-        changes = prefill_changes(request, endpoint)
-        for name in _NO_EARLY_STOP:
-            changes[name] = None
-        changes["ignore_eos"] = b"true"
+        self._changes = prefill_changes(request, PREFILL[endpoint]) | _TO_THE_END
         self._request = request
-        self._changes = changes
         self._prefiller = prefiller
         self._draw = draw
 

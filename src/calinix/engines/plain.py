@@ -46,7 +46,9 @@ def _changes_at(endpoint: Endpoint) -> Changes:
     return changes | dict.fromkeys(_NOT_FOR_PREFILL)
 
 
-_PREFILL = {endpoint: _changes_at(endpoint) for endpoint in OUTPUT_LIMITS}
+PREFILL = {endpoint: _changes_at(endpoint) for endpoint in OUTPUT_LIMITS}
+"""What makes a request of each endpoint its own prefill: one token, one whole answer."""
+NIXL_PREFILL = {at: changes | {PARAMS_FIELD: ASK_REMOTE_DECODE} for at, changes in PREFILL.items()}
 
 
 class OneLeg:
@@ -71,17 +73,14 @@ class PrefillDecode:
 
     What the prefill pod says in `kv_transfer_params` goes to the decode pod in its exact bytes;
     a prefill pod that says nothing (shared storage, or nothing to transfer) leaves a plain
-    decode leg. `params` are those of the prefill leg, where it has any.
+    decode leg. `changes` are those of PREFILL or NIXL_PREFILL.
     """
 
     __slots__ = ("_prefill", "_request")
 
-    def __init__(self, request: JsonObject, endpoint: Endpoint, params: bytes | None = None):
+    def __init__(self, request: JsonObject, changes: Changes):
         self._request = request
-        changes = prefill_changes(request, endpoint)
-        if params is not None:
-            changes[PARAMS_FIELD] = params
-        self._prefill = Leg("prefill", request.edited(changes), False)
+        self._prefill = Leg("prefill", request.edited(prefill_changes(request, changes)), False)
 
     def start(self) -> tuple[Leg, ...]:
         """The prefill leg."""
@@ -98,10 +97,12 @@ class PrefillDecode:
 
 
 def can_split(request: JsonObject, endpoint: Endpoint, *, budget_allowed: bool = False) -> bool:
-    """Whether a prefill pod could answer this request's prefill leg.
+    """Whether a prefill pod could answer the prefill leg of a request to one of OUTPUT_LIMITS.
 
     `budget_allowed`: the protocol's marker lets vLLM take a thinking budget over `max_tokens`.
     """
+    if not request.said:
+        return True
     if wants_prompt_logprobs(request):
         # They come of computing the whole prompt, so the pod that answers has to.
         return False
@@ -110,14 +111,16 @@ def can_split(request: JsonObject, endpoint: Endpoint, *, budget_allowed: bool =
         return request.value("previous_response_id") == b""
     if endpoint is Endpoint.MESSAGES and not budget_allowed:
         return b"budget_tokens" not in request.value("thinking")
-    return endpoint in OUTPUT_LIMITS
+    return True
 
 
 def is_one_sequence(request: JsonObject) -> bool:
     """Whether a body asks for one sequence of one prompt: a handle covers exactly one."""
-    if request.value("use_beam_search") == b"true":
+    if request.said and (
+        request.value("use_beam_search") == b"true" or request.value("n") not in (b"", b"1")
+    ):
         return False
-    return request.value("n") in (b"", b"1") and request.prompts() in (None, 1)
+    return request.prompts() in (None, 1)
 
 
 def wants_prompt_logprobs(request: JsonObject) -> bool:
@@ -127,15 +130,17 @@ def wants_prompt_logprobs(request: JsonObject) -> bool:
     return request.value("echo") == b"true" and request.value("logprobs") != b""
 
 
-def prefill_changes(request: JsonObject, endpoint: Endpoint) -> Changes:
-    """What makes a request its own prefill: one sequence, one token, one whole answer."""
-    changes = _PREFILL[endpoint].copy()
-    if "n" in request.said:
-        changes["n"] = _ONE
+def prefill_changes(request: JsonObject, changes: Changes) -> Changes:
+    """`changes`, and those that make it one sequence, where the request has a say in that."""
+    said = request.said
+    if not said:
+        return changes
+    if "n" in said:
+        changes = changes | {"n": _ONE}
     least = request.value("min_tokens")
     # A value of another type is left for the engine to refuse.
     if least.isdigit() and least not in (b"0", b"1"):
-        changes["min_tokens"] = _ONE
+        changes = changes | {"min_tokens": _ONE}
     return changes
 
 

@@ -11,8 +11,9 @@ from calinix.engines.base import Draw, Exchange, ExchangeError, Prefiller
 from calinix.engines.json_edits import without_transfer_fields
 from calinix.engines.mooncake import MooncakeExchange
 from calinix.engines.plain import (
-    ASK_REMOTE_DECODE,
+    NIXL_PREFILL,
     OUTPUT_LIMITS,
+    PREFILL,
     OneLeg,
     PrefillDecode,
     can_split,
@@ -44,14 +45,14 @@ def _plain(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) ->
     request = without_transfer_fields(body)
     if not can_split(request, endpoint):
         return OneLeg(body, "decode")
-    return PrefillDecode(request, endpoint)
+    return PrefillDecode(request, PREFILL[endpoint])
 
 
 def _nixl(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
     request = without_transfer_fields(body)
     if not can_split(request, endpoint, budget_allowed=True) or not is_one_sequence(request):
         return OneLeg(body, "decode")
-    return PrefillDecode(request, endpoint, ASK_REMOTE_DECODE)
+    return PrefillDecode(request, NIXL_PREFILL[endpoint])
 
 
 def _mooncake(body: bytes, endpoint: Endpoint, prefiller: Prefiller, draw: Draw) -> Exchange:
