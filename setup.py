@@ -19,6 +19,7 @@ HOT = """
     core/health core/ledger core/means core/observe core/outlook core/peer_records core/peers
     core/pickers core/pipeline core/plans core/pods core/prepare core/prompt core/rates
     core/recorded core/replicas core/requests core/router core/scorers core/sessions core/state
+    core/transfers
     edge/http_client edge/http_request edge/http_response edge/http_server edge/http_strict
     edge/http_wire
     engines/json_edits engines/legs engines/plain engines/protocols engines/sglang engines/usage

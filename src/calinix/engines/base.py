@@ -1,4 +1,4 @@
-"""The shape of a P/D protocol: the legs of one request, and what is known of their pods."""
+"""The shape of a P/D protocol: an exchange of legs, and how it ends in an error."""
 
 from __future__ import annotations
 

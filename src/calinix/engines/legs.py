@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+import msgspec
+
 LegRole = Literal["single", "prefill", "decode"]
 
 
@@ -60,12 +62,14 @@ class Prefiller:
     One is kept for each engine process: `engine_ids` are those of one life.
     """
 
-    __slots__ = ("engine_ids", "host", "port")
+    __slots__ = ("engine_ids", "host", "host_json", "port", "port_json")
 
     def __init__(self, host: str, port: int | None):
         self.host = host
         """Name or address; an IPv6 address without brackets."""
         self.port = port
         """Of its bootstrap server; None where the configuration names none."""
+        self.host_json = msgspec.json.encode(host)
+        self.port_json = msgspec.json.encode(port)
         self.engine_ids: Mapping[int, str] = {}
         """Data-parallel rank -> engine id (mooncake); empty: not known, to be asked for."""

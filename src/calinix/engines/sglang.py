@@ -9,8 +9,6 @@ on the prefill side ends the request.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from calinix.engines.base import Draw, ExchangeError, Leg, LegAnswer, Prefiller
@@ -33,27 +31,16 @@ class SglangExchange:
     __slots__ = ("_legs",)
 
     def __init__(self, request: JsonObject, prefiller: Prefiller, draw: Draw):
-        for name in ("n", "best_of"):
-            if request.value(name) not in (b"", b"1"):
-                raise BadRequest(
-                    f"{name}: SGLang's prefill and decode pods make one answer for a prompt; "
-                    "ask several times",
-                    param=name,
-                    code="one_answer_only",
-                )
-        host: Any = prefiller.host
-        port: Any = prefiller.port
+        if request.said:
+            _check_sequences(request)
+        host, port = prefiller.host_json, prefiller.port_json
         count = request.prompts()
-        room: Any
         if count is None:
-            room = draw(ROOM_BITS)
+            room = b"%d" % draw(ROOM_BITS)
         else:
-            host, port = [host] * count, [port] * count
-            room = [draw(ROOM_BITS) for _ in range(count)]
-        encode = msgspec.json.encode
-        both = request.edited(
-            {HOST_FIELD: encode(host), PORT_FIELD: encode(port), ROOM_FIELD: encode(room)}
-        )
+            host, port = _list_of(count, host), _list_of(count, port)
+            room = msgspec.json.encode([draw(ROOM_BITS) for _ in range(count)])
+        both = request.edited({HOST_FIELD: host, PORT_FIELD: port, ROOM_FIELD: room})
         self._legs = (
             Leg("prefill", both, answers_client=False, drained=True),
             Leg("decode", both, answers_client=True),
@@ -74,3 +61,18 @@ class SglangExchange:
         if not answer.body.rstrip().endswith(_ENDS):
             raise ExchangeError("the prefill pod's answer is none of an engine")
         return ()
+
+
+def _check_sequences(request: JsonObject) -> None:
+    for name in ("n", "best_of"):
+        if request.value(name) not in (b"", b"1"):
+            raise BadRequest(
+                f"{name}: SGLang's prefill and decode pods make one answer for a prompt; "
+                "ask several times",
+                param=name,
+                code="one_answer_only",
+            )
+
+
+def _list_of(count: int, value: bytes) -> bytes:
+    return b"[%b]" % b",".join([value] * count)

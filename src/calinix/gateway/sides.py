@@ -101,7 +101,7 @@ class SideLeg:
         head = self.head
         if self.leg.drained and head is not None and head.status < 300:
             tail = b"".join(self.pieces) + body
-            error = stream_error(tail, last)
+            error = stream_error(tail, last) if self.flight.streamed else None
             if error is not None:
                 self.flight.on_side_refused(self, error[0], error[1])
                 return
