@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calinix.edge import bytes_path, fast
@@ -91,7 +91,8 @@ class Collector(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self.outlet = fast.Outlet(transport)  # type: ignore[arg-type]
+        loop = asyncio.get_running_loop()
+        self.outlet = fast.Outlet(transport, loop)  # type: ignore[arg-type]
         for first, second in self.pieces:
             if second:
                 self.outlet.write_both(first, second)
@@ -149,3 +150,128 @@ def test_writing_to_a_closed_peer_ends_the_connection() -> None:
         return protocol.lost
 
     assert uvloop.run(main())
+
+
+def _received(peer: socket.socket) -> bytes:
+    """What has come to a peer that does not wait."""
+    try:
+        return peer.recv(1_000_000)
+    except BlockingIOError:
+        return b""
+
+
+async def _pairs(count: int) -> list[tuple[Collector, socket.socket]]:
+    """Connections whose outlets have written nothing yet, and their peers."""
+    found = []
+    for _ in range(count):
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        protocol = Collector([])
+        await asyncio.get_running_loop().create_connection(lambda p=protocol: p, sock=ours)  # type: ignore[misc]
+        found.append((protocol, theirs))
+    return found
+
+
+def _close(pairs: list[tuple[Collector, socket.socket]]) -> None:
+    for protocol, peer in pairs:
+        protocol.transport.close()
+        peer.close()
+
+
+def test_what_one_turn_writes_goes_out_at_its_end() -> None:
+    """Two connections written in one turn of the loop have their bytes when it has ended."""
+
+    async def main() -> tuple[list[bytes], list[bytes]]:
+        pairs = await _pairs(2)
+        for protocol, _ in pairs:
+            protocol.outlet.write(b"a")
+            protocol.outlet.write(b"b")
+        during = [_received(peer) for _, peer in pairs]
+        await asyncio.sleep(0.01)
+        after = [_received(peer) for _, peer in pairs]
+        _close(pairs)
+        return during, after
+
+    during, after = uvloop.run(main())
+    assert during == [b"", b""]
+    assert after == [b"ab", b"ab"]
+
+
+def test_flush_does_not_wait_for_the_end_of_the_turn() -> None:
+    """What was written before an end of the stream arrives before it, and once."""
+
+    async def main() -> bytes:
+        pairs = await _pairs(1)
+        protocol, peer = pairs[0]
+        protocol.outlet.write_both(b"head", b"body")
+        protocol.outlet.flush()
+        cast("asyncio.Transport", protocol.transport).write_eof()
+        await asyncio.sleep(0.01)
+        got = _received(peer)
+        _close(pairs)
+        return got
+
+    assert uvloop.run(main()) == b"headbody"
+
+
+def test_a_lost_connection_takes_what_waits_with_it() -> None:
+    """What waits for a connection that is lost in the same turn is written to nobody."""
+
+    async def main() -> tuple[bytes, bytes]:
+        pairs = await _pairs(2)
+        (lost, lost_peer), (kept, kept_peer) = pairs
+        for protocol in (lost, kept):
+            protocol.outlet.write(b"a")
+        lost.outlet.close()
+        await asyncio.sleep(0.01)
+        got = _received(lost_peer), _received(kept_peer)
+        _close(pairs)
+        return got
+
+    lost, kept = uvloop.run(main())
+    assert (lost, kept) == (b"" if fast.Outlet is not bytes_path.Outlet else b"a", b"a")
+
+
+steps = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(["write", "both", "flush", "turn", "turn"]),
+        st.integers(1, 70_000),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps)
+def test_any_order_of_writes_and_turns_keeps_the_bytes_in_order(
+    found: list[tuple[int, str, int]],
+) -> None:
+    """Gathered, flushed or written at once: each connection's bytes arrive in their order."""
+
+    async def main() -> None:
+        pairs = await _pairs(3)
+        expected = [b""] * 3
+        got = [b""] * 3
+        for number, (which, verb, size) in enumerate(found):
+            outlet = pairs[which][0].outlet
+            data = bytes([65 + number % 26]) * size
+            if verb == "write":
+                outlet.write(data)
+                expected[which] += data
+            elif verb == "both":
+                outlet.write_both(data, b"+")
+                expected[which] += data + b"+"
+            elif verb == "flush":
+                outlet.flush()
+            else:
+                await asyncio.sleep(0)
+            got = [before + _received(peer) for before, (_, peer) in zip(got, pairs, strict=True)]
+        deadline = asyncio.get_running_loop().time() + 10
+        while got != expected and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0)
+            got = [before + _received(peer) for before, (_, peer) in zip(got, pairs, strict=True)]
+        _close(pairs)
+        assert got == expected
+
+    uvloop.run(main())

@@ -42,13 +42,18 @@ def count_events(data: bytes) -> int:
 class Outlet:
     """Where a connection's bytes go out, in the order of the calls.
 
-    Compiled, it hands them to the socket at once, and only what does not fit to the transport,
-    which keeps it and tells the protocol to pause, as ever. Under TLS all goes to the transport.
+    Compiled, it hands them to the socket itself, and only what does not fit to the transport,
+    which keeps it and tells the protocol to pause, as ever. What one turn of the event loop writes
+    to all connections is gathered and goes out at the turn's end (at the latest when 32 wait): a
+    write to a socket whose reader sleeps pays for waking it, and of writes close behind each other
+    only the first does. Where turns bring one write each there is nothing to gather, and writes
+    go out at once but for a try now and then. Under TLS all goes to the transport.
     """
 
     __slots__ = ("_transport",)
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:  # noqa: ARG002
+        """`loop` is the one that calls the transport's protocol, and that writes here."""
         self._transport = transport
 
     def write(self, data: bytes) -> None:
@@ -58,6 +63,9 @@ class Outlet:
     def write_both(self, first: bytes, second: bytes) -> None:
         """Send the one, then the other, without joining them."""
         self._transport.writelines((first, second))
+
+    def flush(self) -> None:
+        """Hand on what waits for the end of this turn: before the transport is to close."""
 
     def close(self) -> None:
         """The connection is lost: its socket's number may soon be another's."""

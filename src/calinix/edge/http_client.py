@@ -181,7 +181,7 @@ class PodConnection:
         """Connected."""
         # uvloop's transports have the interface without the base class.
         self._transport = cast("asyncio.Transport", transport)
-        self._outlet = Outlet(self._transport)
+        self._outlet = Outlet(self._transport, self._client.loop)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the pod."""
