@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from typing import Any, cast
 
@@ -100,6 +101,9 @@ class Collector(asyncio.Protocol):
                 self.outlet.write(first)
         self.transport = transport
 
+    def itself(self) -> Collector:
+        return self
+
     def pause_writing(self) -> None:
         self.paused += 1
 
@@ -167,7 +171,8 @@ async def _pairs(count: int) -> list[tuple[Collector, socket.socket]]:
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         protocol = Collector([])
-        await asyncio.get_running_loop().create_connection(lambda p=protocol: p, sock=ours)  # type: ignore[misc]
+        connect = asyncio.get_running_loop().create_connection
+        await connect(functools.partial(Collector.itself, protocol), sock=ours)
         found.append((protocol, theirs))
     return found
 

@@ -52,7 +52,11 @@ class Outlet:
 
     __slots__ = ("_transport",)
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:  # noqa: ARG002
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,  # noqa: ARG002
+    ) -> None:
         """`loop` is the one that calls the transport's protocol, and that writes here."""
         self._transport = transport
 
