@@ -82,6 +82,50 @@ def test_both_forms_count_the_same_events(data: bytes) -> None:
     assert fast.count_events(data) == bytes_path.count_events(data) == expected
 
 
+class _Kept:
+    """In the place of a transport: keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+texts = st.lists(st.sampled_from([b"data:", b"data: x\n\n", b"\n", b"da", b"ta:", b": hi\n"]))
+reads = st.lists(
+    st.lists(texts.map(b"".join).filter(bool).map(frame_chunk), min_size=1, max_size=3).map(
+        b"".join
+    )
+    | framing
+    | st.binary(max_size=20),
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("form", [fast, bytes_path])
+@given(reads)
+def test_a_relay_passes_whole_chunks_on_and_keeps_count(form: Any, parts: list[bytes]) -> None:
+    """Reads of whole chunks go out as they came, and what is told of them is what they hold."""
+    transport = _Kept()
+    loop: Any = asyncio.new_event_loop()
+    relay = form.Relay(form.Outlet(transport, loop), iter(range(1, 100)).__next__)
+    loop.close()
+    passed = [data for data in parts if relay.pass_on(data)]
+    found = [bytes_path.whole_chunks(data) for data in parts]
+    bodies = [body for body in found if body is not None]
+    assert passed == transport.written == [d for d, b in zip(parts, found, strict=True) if b]
+    assert relay.events == sum(map(bytes_path.count_events, bodies))
+    assert relay.body_bytes == sum(map(len, bodies))
+    assert relay.last_s == len(bodies)
+    assert relay.take() == tuple(([b"", b"", *bodies])[-2:])
+    assert (relay.events, relay.body_bytes, relay.last_s) == (0, 0, 0.0)
+    assert relay.take() == (b"", b"")
+
+
 class Collector(asyncio.Protocol):
     """Writes `size` bytes in pieces as soon as it is connected, through an outlet."""
 

@@ -49,7 +49,39 @@ cdef extern from *:
         *end = at + 2;
         return found;
     }
+    /* The bytes of body in data that is whole chunks, and its events; 0: it is anything else. */
+    static Py_ssize_t calinix_passed(const char *data, Py_ssize_t size, Py_ssize_t *events) {
+        Py_ssize_t at = 0, total = 0, found = 0, body = 0, matched = 0;
+        while (at < size) {
+            Py_ssize_t length = calinix_chunk_size(data, at, size, &body);
+            if (length <= 0 || length > size - body - 2) return 0;
+            const char *from = data + body, *end = from + length;
+            if (end[0] != '\\r' || end[1] != '\\n') return 0;
+            /* `matched`: how much of "data:" the line has so far; -1: it begins otherwise. */
+            while (from < end) {
+                if (matched < 0) {
+                    from = memchr(from, '\\n', end - from);
+                    if (!from) break;
+                    from++;
+                    matched = 0;
+                } else if (*from == "data:"[matched]) {
+                    from++;
+                    if (++matched == 5) {
+                        found++;
+                        matched = -1;
+                    }
+                } else {
+                    matched = -1;
+                }
+            }
+            at = body + length + 2;
+            total += length;
+        }
+        *events = found;
+        return total;
+    }
     """
+    Py_ssize_t calinix_passed(const char *data, Py_ssize_t size, Py_ssize_t *events) nogil
     Py_ssize_t calinix_send(int fd, const char *data, size_t size) nogil
     Py_ssize_t calinix_send_both(
         int fd, const char *first, size_t size, const char *second, size_t more
@@ -188,7 +220,7 @@ cdef class Outlet:
             self.spilled = self.transport.get_write_buffer_size() > 0
         return not self.spilled
 
-    def write(self, bytes data):
+    cpdef write(self, bytes data):
         if self.first is not None:
             if self.second is None:
                 self.first += data
@@ -246,3 +278,39 @@ cdef class Outlet:
     def close(self):
         self.fd = -1
         self.first = self.second = None
+
+
+cdef class Relay:
+    cdef Outlet outlet
+    cdef object clock
+    cdef bytes earlier, latest
+    cdef readonly Py_ssize_t events, body_bytes
+    cdef readonly double last_s
+
+    def __init__(self, Outlet outlet, clock):
+        self.outlet = outlet
+        self.clock = clock
+        self.earlier = self.latest = b""
+        self.events = self.body_bytes = 0
+        self.last_s = 0.0
+
+    def pass_on(self, bytes data):
+        cdef Py_ssize_t events = 0
+        cdef Py_ssize_t size = calinix_passed(
+            PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &events
+        )
+        if size <= 0:
+            return False
+        self.events += events
+        self.body_bytes += size
+        self.last_s = self.clock()
+        self.earlier, self.latest = self.latest, data
+        self.outlet.write(data)
+        return True
+
+    def take(self):
+        found = (whole_chunks(self.earlier) or b"", whole_chunks(self.latest) or b"")
+        self.earlier = self.latest = b""
+        self.events = self.body_bytes = 0
+        self.last_s = 0.0
+        return found

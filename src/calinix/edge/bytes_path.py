@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
 
@@ -37,6 +38,49 @@ def whole_chunks(data: bytes) -> bytes | None:
 def count_events(data: bytes) -> int:
     """How many lines begin with `data:`: the events of an SSE stream, but for one cut in two."""
     return data.startswith(b"data:") + data.count(b"\ndata:")
+
+
+class Relay:
+    """Passes on the middle of a streamed answer: reads of whole chunks, to the client as they came.
+
+    What there is to know of them is kept until it is taken.
+    """
+
+    __slots__ = ("_clock", "_earlier", "_latest", "_outlet", "body_bytes", "events", "last_s")
+
+    def __init__(self, outlet: Outlet, clock: Callable[[], float]) -> None:
+        """`outlet` is a client's, whose answer goes out in chunks; `clock` is in seconds."""
+        self._outlet = outlet
+        self._clock = clock
+        self._earlier = self._latest = b""
+        self.events = 0
+        """Since `take`, like the two that follow."""
+        self.body_bytes = 0
+        self.last_s = 0.0
+        """When the last read was passed on; 0: none was."""
+
+    def pass_on(self, data: bytes) -> bool:
+        """Write a read to the client; False: it is no whole chunks, and nothing was done."""
+        body = whole_chunks(data)
+        if body is None:
+            return False
+        self.events += count_events(body)
+        self.body_bytes += len(body)
+        self.last_s = self._clock()
+        self._earlier, self._latest = self._latest, data
+        self._outlet.write(data)
+        return True
+
+    def take(self) -> tuple[bytes, bytes]:
+        """The bodies of the last two reads passed on since the last call, empty where none was.
+
+        What was counted until now is forgotten.
+        """
+        found = (whole_chunks(self._earlier) or b"", whole_chunks(self._latest) or b"")
+        self._earlier = self._latest = b""
+        self.events = self.body_bytes = 0
+        self.last_s = 0.0
+        return found
 
 
 class Outlet:

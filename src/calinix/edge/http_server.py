@@ -194,6 +194,14 @@ class ServerConnection:
         if last:
             self._finish()
 
+    def chunk_outlet(self) -> Outlet | None:
+        """Where whole chunks of the answer under way go as they are; None: nowhere.
+
+        Good until the handler ends the answer or hears that its client is gone.
+        """
+        is_open = self._started and self._request is not None
+        return self._outlet if is_open and self._chunked and not self._bodiless else None
+
     def abort(self) -> None:
         """Drop the connection at once. Nothing more is called for the answer owed."""
         self._cut()
