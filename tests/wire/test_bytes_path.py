@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calinix.edge import bytes_path, fast
@@ -81,6 +82,50 @@ def test_both_forms_count_the_same_events(data: bytes) -> None:
     assert fast.count_events(data) == bytes_path.count_events(data) == expected
 
 
+class _Kept:
+    """In the place of a transport: keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+texts = st.lists(st.sampled_from([b"data:", b"data: x\n\n", b"\n", b"da", b"ta:", b": hi\n"]))
+reads = st.lists(
+    st.lists(texts.map(b"".join).filter(bool).map(frame_chunk), min_size=1, max_size=3).map(
+        b"".join
+    )
+    | framing
+    | st.binary(max_size=20),
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("form", [fast, bytes_path])
+@given(reads)
+def test_a_relay_passes_whole_chunks_on_and_keeps_count(form: Any, parts: list[bytes]) -> None:
+    """Reads of whole chunks go out as they came, and what is told of them is what they hold."""
+    transport = _Kept()
+    loop: Any = asyncio.new_event_loop()
+    relay = form.Relay(form.Outlet(transport, loop), iter(range(1, 100)).__next__)
+    loop.close()
+    passed = [data for data in parts if relay.pass_on(data)]
+    found = [bytes_path.whole_chunks(data) for data in parts]
+    bodies = [body for body in found if body is not None]
+    assert passed == transport.written == [d for d, b in zip(parts, found, strict=True) if b]
+    assert relay.events == sum(map(bytes_path.count_events, bodies))
+    assert relay.body_bytes == sum(map(len, bodies))
+    assert relay.last_s == len(bodies)
+    assert relay.take() == tuple(([b"", b"", *bodies])[-2:])
+    assert (relay.events, relay.body_bytes, relay.last_s) == (0, 0, 0.0)
+    assert relay.take() == (b"", b"")
+
+
 class Collector(asyncio.Protocol):
     """Writes `size` bytes in pieces as soon as it is connected, through an outlet."""
 
@@ -91,13 +136,17 @@ class Collector(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self.outlet = fast.Outlet(transport)  # type: ignore[arg-type]
+        loop = asyncio.get_running_loop()
+        self.outlet = fast.Outlet(transport, loop)  # type: ignore[arg-type]
         for first, second in self.pieces:
             if second:
                 self.outlet.write_both(first, second)
             else:
                 self.outlet.write(first)
         self.transport = transport
+
+    def itself(self) -> Collector:
+        return self
 
     def pause_writing(self) -> None:
         self.paused += 1
@@ -149,3 +198,129 @@ def test_writing_to_a_closed_peer_ends_the_connection() -> None:
         return protocol.lost
 
     assert uvloop.run(main())
+
+
+def _received(peer: socket.socket) -> bytes:
+    """What has come to a peer that does not wait."""
+    try:
+        return peer.recv(1_000_000)
+    except BlockingIOError:
+        return b""
+
+
+async def _pairs(count: int) -> list[tuple[Collector, socket.socket]]:
+    """Connections whose outlets have written nothing yet, and their peers."""
+    found = []
+    for _ in range(count):
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        protocol = Collector([])
+        connect = asyncio.get_running_loop().create_connection
+        await connect(functools.partial(Collector.itself, protocol), sock=ours)
+        found.append((protocol, theirs))
+    return found
+
+
+def _close(pairs: list[tuple[Collector, socket.socket]]) -> None:
+    for protocol, peer in pairs:
+        protocol.transport.close()
+        peer.close()
+
+
+def test_what_one_turn_writes_goes_out_at_its_end() -> None:
+    """Two connections written in one turn of the loop have their bytes when it has ended."""
+
+    async def main() -> tuple[list[bytes], list[bytes]]:
+        pairs = await _pairs(2)
+        for protocol, _ in pairs:
+            protocol.outlet.write(b"a")
+            protocol.outlet.write(b"b")
+        during = [_received(peer) for _, peer in pairs]
+        await asyncio.sleep(0.01)
+        after = [_received(peer) for _, peer in pairs]
+        _close(pairs)
+        return during, after
+
+    during, after = uvloop.run(main())
+    assert during == [b"", b""]
+    assert after == [b"ab", b"ab"]
+
+
+def test_flush_does_not_wait_for_the_end_of_the_turn() -> None:
+    """What was written before an end of the stream arrives before it, and once."""
+
+    async def main() -> bytes:
+        pairs = await _pairs(1)
+        protocol, peer = pairs[0]
+        protocol.outlet.write_both(b"head", b"body")
+        protocol.outlet.flush()
+        cast("asyncio.Transport", protocol.transport).write_eof()
+        await asyncio.sleep(0.01)
+        got = _received(peer)
+        _close(pairs)
+        return got
+
+    assert uvloop.run(main()) == b"headbody"
+
+
+def test_a_lost_connection_takes_what_waits_with_it() -> None:
+    """What waits for a connection that is lost in the same turn is written to nobody."""
+
+    async def main() -> tuple[bytes, bytes]:
+        pairs = await _pairs(2)
+        (lost, lost_peer), (kept, kept_peer) = pairs
+        for protocol in (lost, kept):
+            protocol.outlet.write(b"a")
+        lost.outlet.close()
+        await asyncio.sleep(0.01)
+        got = _received(lost_peer), _received(kept_peer)
+        _close(pairs)
+        return got
+
+    lost, kept = uvloop.run(main())
+    assert (lost, kept) == (b"" if fast.Outlet is not bytes_path.Outlet else b"a", b"a")
+
+
+steps = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(["write", "both", "flush", "turn", "turn"]),
+        st.integers(1, 70_000),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps)
+def test_any_order_of_writes_and_turns_keeps_the_bytes_in_order(
+    found: list[tuple[int, str, int]],
+) -> None:
+    """Gathered, flushed or written at once: each connection's bytes arrive in their order."""
+
+    async def main() -> None:
+        pairs = await _pairs(3)
+        expected = [b""] * 3
+        got = [b""] * 3
+        for number, (which, verb, size) in enumerate(found):
+            outlet = pairs[which][0].outlet
+            data = bytes([65 + number % 26]) * size
+            if verb == "write":
+                outlet.write(data)
+                expected[which] += data
+            elif verb == "both":
+                outlet.write_both(data, b"+")
+                expected[which] += data + b"+"
+            elif verb == "flush":
+                outlet.flush()
+            else:
+                await asyncio.sleep(0)
+            got = [before + _received(peer) for before, (_, peer) in zip(got, pairs, strict=True)]
+        deadline = asyncio.get_running_loop().time() + 10
+        while got != expected and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0)
+            got = [before + _received(peer) for before, (_, peer) in zip(got, pairs, strict=True)]
+        _close(pairs)
+        assert got == expected
+
+    uvloop.run(main())

@@ -4,6 +4,9 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memchr, memcmp, memcpy
 
+from asyncio import get_running_loop
+from weakref import WeakKeyDictionary
+
 cdef extern from *:
     """
     #include <string.h>
@@ -46,7 +49,39 @@ cdef extern from *:
         *end = at + 2;
         return found;
     }
+    /* The bytes of body in data that is whole chunks, and its events; 0: it is anything else. */
+    static Py_ssize_t calinix_passed(const char *data, Py_ssize_t size, Py_ssize_t *events) {
+        Py_ssize_t at = 0, total = 0, found = 0, body = 0, matched = 0;
+        while (at < size) {
+            Py_ssize_t length = calinix_chunk_size(data, at, size, &body);
+            if (length <= 0 || length > size - body - 2) return 0;
+            const char *from = data + body, *end = from + length;
+            if (end[0] != '\\r' || end[1] != '\\n') return 0;
+            /* `matched`: how much of "data:" the line has so far; -1: it begins otherwise. */
+            while (from < end) {
+                if (matched < 0) {
+                    from = memchr(from, '\\n', end - from);
+                    if (!from) break;
+                    from++;
+                    matched = 0;
+                } else if (*from == "data:"[matched]) {
+                    from++;
+                    if (++matched == 5) {
+                        found++;
+                        matched = -1;
+                    }
+                } else {
+                    matched = -1;
+                }
+            }
+            at = body + length + 2;
+            total += length;
+        }
+        *events = found;
+        return total;
+    }
     """
+    Py_ssize_t calinix_passed(const char *data, Py_ssize_t size, Py_ssize_t *events) nogil
     Py_ssize_t calinix_send(int fd, const char *data, size_t size) nogil
     Py_ssize_t calinix_send_both(
         int fd, const char *first, size_t size, const char *second, size_t more
@@ -96,18 +131,87 @@ def count_events(bytes data):
     return count
 
 
+cdef Py_ssize_t GATHERED_WRITES = 32  # a turn that brings more lets go in between
+cdef int LONE_TURNS = 4  # so many turns of one write each in a row: gathering is given up,
+cdef int DIRECT_WRITES = 64  # and tried again after so many writes
+
+_corks = WeakKeyDictionary()  # one for each event loop
+
+
+cdef class Cork:
+    cdef list waiting
+    cdef object end_turn
+    cdef bint asked
+    cdef Py_ssize_t gathered
+    cdef int lone, direct
+
+    def __init__(self):
+        self.waiting = []
+        self.end_turn = self._end_turn
+        self.asked = False
+        self.gathered = 0
+        self.lone = self.direct = 0
+
+    cdef bint takes(self) noexcept:
+        if self.direct == 0:
+            return True
+        self.direct -= 1
+        return False
+
+    cdef add(self, Outlet outlet):
+        self.waiting.append(outlet)
+        self.gathered += 1
+        if not self.asked:
+            self.asked = True
+            get_running_loop().call_soon(self.end_turn)
+        if len(self.waiting) >= GATHERED_WRITES:
+            self.let_go()
+
+    def _end_turn(self):
+        self.asked = False
+        if self.gathered != 1:
+            self.lone = 0
+        elif self.lone < LONE_TURNS:
+            self.lone += 1
+        if self.lone == LONE_TURNS:
+            self.direct = DIRECT_WRITES
+        self.gathered = 0
+        self.let_go()
+
+    cdef let_go(self):
+        cdef Outlet outlet
+        waiting = self.waiting
+        self.waiting = []
+        for outlet in waiting:
+            try:
+                outlet.flush()
+            except Exception as error:
+                get_running_loop().call_exception_handler(
+                    {
+                        "message": "writing to a connection failed",
+                        "exception": error,
+                        "transport": outlet.transport,
+                    }
+                )
+
+
 cdef class Outlet:
     cdef object transport
+    cdef Cork cork
     cdef int fd
     cdef bint spilled
+    cdef bytes first, second  # what waits for the end of this turn
 
-    def __init__(self, transport):
+    def __init__(self, transport, loop):
         self.transport = transport
         self.fd = -1
         self.spilled = False
         sock = transport.get_extra_info("socket")
         if sock is not None and transport.get_extra_info("sslcontext") is None:
             self.fd = sock.fileno()
+            self.cork = _corks.get(loop)
+            if self.cork is None:
+                self.cork = _corks[loop] = Cork()
 
     cdef bint _is_free(self) except *:
         if self.fd < 0:
@@ -116,7 +220,37 @@ cdef class Outlet:
             self.spilled = self.transport.get_write_buffer_size() > 0
         return not self.spilled
 
-    def write(self, bytes data):
+    cpdef write(self, bytes data):
+        if self.first is not None:
+            if self.second is None:
+                self.first += data
+            else:
+                self.second += data
+        elif self.fd >= 0 and self.cork.takes():
+            self.first = data
+            self.cork.add(self)
+        else:
+            self._send(data)
+
+    def write_both(self, bytes first, bytes second):
+        self.flush()
+        if self.fd >= 0 and self.cork.takes():
+            self.first, self.second = first, second
+            self.cork.add(self)
+        else:
+            self._send_both(first, second)
+
+    cpdef flush(self):
+        cdef bytes first = self.first, second = self.second
+        if first is None:
+            return
+        self.first = self.second = None
+        if second is None:
+            self._send(first)
+        else:
+            self._send_both(first, second)
+
+    cdef _send(self, bytes data):
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data), sent = 0
         if self._is_free():
             sent = calinix_send(self.fd, PyBytes_AS_STRING(data), size)
@@ -125,7 +259,7 @@ cdef class Outlet:
             self.spilled = True
         self.transport.write(data[sent:] if sent > 0 else data)
 
-    def write_both(self, bytes first, bytes second):
+    cdef _send_both(self, bytes first, bytes second):
         cdef Py_ssize_t size = PyBytes_GET_SIZE(first), more = PyBytes_GET_SIZE(second), sent = 0
         if self._is_free():
             sent = calinix_send_both(
@@ -143,3 +277,40 @@ cdef class Outlet:
 
     def close(self):
         self.fd = -1
+        self.first = self.second = None
+
+
+cdef class Relay:
+    cdef Outlet outlet
+    cdef object clock
+    cdef bytes earlier, latest
+    cdef readonly Py_ssize_t events, body_bytes
+    cdef readonly double last_s
+
+    def __init__(self, Outlet outlet, clock):
+        self.outlet = outlet
+        self.clock = clock
+        self.earlier = self.latest = b""
+        self.events = self.body_bytes = 0
+        self.last_s = 0.0
+
+    def pass_on(self, bytes data):
+        cdef Py_ssize_t events = 0
+        cdef Py_ssize_t size = calinix_passed(
+            PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &events
+        )
+        if size <= 0:
+            return False
+        self.events += events
+        self.body_bytes += size
+        self.last_s = self.clock()
+        self.earlier, self.latest = self.latest, data
+        self.outlet.write(data)
+        return True
+
+    def take(self):
+        found = (whole_chunks(self.earlier) or b"", whole_chunks(self.latest) or b"")
+        self.earlier = self.latest = b""
+        self.events = self.body_bytes = 0
+        self.last_s = 0.0
+        return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
 
@@ -39,16 +40,68 @@ def count_events(data: bytes) -> int:
     return data.startswith(b"data:") + data.count(b"\ndata:")
 
 
+class Relay:
+    """Passes on the middle of a streamed answer: reads of whole chunks, to the client as they came.
+
+    What there is to know of them is kept until it is taken.
+    """
+
+    __slots__ = ("_clock", "_earlier", "_latest", "_outlet", "body_bytes", "events", "last_s")
+
+    def __init__(self, outlet: Outlet, clock: Callable[[], float]) -> None:
+        """`outlet` is a client's, whose answer goes out in chunks; `clock` is in seconds."""
+        self._outlet = outlet
+        self._clock = clock
+        self._earlier = self._latest = b""
+        self.events = 0
+        """Since `take`, like the two that follow."""
+        self.body_bytes = 0
+        self.last_s = 0.0
+        """When the last read was passed on; 0: none was."""
+
+    def pass_on(self, data: bytes) -> bool:
+        """Write a read to the client; False: it is no whole chunks, and nothing was done."""
+        body = whole_chunks(data)
+        if body is None:
+            return False
+        self.events += count_events(body)
+        self.body_bytes += len(body)
+        self.last_s = self._clock()
+        self._earlier, self._latest = self._latest, data
+        self._outlet.write(data)
+        return True
+
+    def take(self) -> tuple[bytes, bytes]:
+        """The bodies of the last two reads passed on since the last call, empty where none was.
+
+        What was counted until now is forgotten.
+        """
+        found = (whole_chunks(self._earlier) or b"", whole_chunks(self._latest) or b"")
+        self._earlier = self._latest = b""
+        self.events = self.body_bytes = 0
+        self.last_s = 0.0
+        return found
+
+
 class Outlet:
     """Where a connection's bytes go out, in the order of the calls.
 
-    Compiled, it hands them to the socket at once, and only what does not fit to the transport,
-    which keeps it and tells the protocol to pause, as ever. Under TLS all goes to the transport.
+    Compiled, it hands them to the socket itself, and only what does not fit to the transport,
+    which keeps it and tells the protocol to pause, as ever. What one turn of the event loop writes
+    to all connections is gathered and goes out at the turn's end (at the latest when 32 wait): a
+    write to a socket whose reader sleeps pays for waking it, and of writes close behind each other
+    only the first does. Where turns bring one write each there is nothing to gather, and writes
+    go out at once but for a try now and then. Under TLS all goes to the transport.
     """
 
     __slots__ = ("_transport",)
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,  # noqa: ARG002
+    ) -> None:
+        """`loop` is the one that calls the transport's protocol, and that writes here."""
         self._transport = transport
 
     def write(self, data: bytes) -> None:
@@ -58,6 +111,9 @@ class Outlet:
     def write_both(self, first: bytes, second: bytes) -> None:
         """Send the one, then the other, without joining them."""
         self._transport.writelines((first, second))
+
+    def flush(self) -> None:
+        """Hand on what waits for the end of this turn: before the transport is to close."""
 
     def close(self) -> None:
         """The connection is lost: its socket's number may soon be another's."""

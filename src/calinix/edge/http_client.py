@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
-from calinix.edge.fast import Outlet
+from calinix.edge.fast import Outlet, Relay
 from calinix.edge.http_response import ResponseHead, ResponseReader, SeenHead
 from calinix.edge.http_wire import header_lines
 from calinix.errors import CalinixError, ConfigError
@@ -107,6 +107,11 @@ class UpstreamCall:
             self._connection = None
             connection.abandon()
 
+    def pass_through(self, relay: Relay) -> None:
+        """From now on the listener hears of what `relay` does not pass on alone."""
+        if self._connection is not None:
+            self._connection.relay = relay
+
     def pause_reading(self) -> None:
         """Take nothing more from the pod for now."""
         if self._connection is not None:
@@ -128,6 +133,7 @@ class PodConnection:
         self._reader = ResponseReader(client.max_head_bytes, client.seen)
         self._call: UpstreamCall | None = None
         self._listener: ResponseListener | None = None
+        self.relay: Relay | None = None
         self._sent_at = 0.0
         self._reused = False
         self.idle_since = 0.0
@@ -161,7 +167,7 @@ class PodConnection:
     def abandon(self) -> None:
         """Drop the connection under its call, which hears nothing more."""
         self._call = None
-        self._listener = None
+        self._listener = self.relay = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -181,7 +187,7 @@ class PodConnection:
         """Connected."""
         # uvloop's transports have the interface without the base class.
         self._transport = cast("asyncio.Transport", transport)
-        self._outlet = Outlet(self._transport)
+        self._outlet = Outlet(self._transport, self._client.loop)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the pod."""
@@ -192,6 +198,9 @@ class PodConnection:
             self._client.forget(self)
             return
         reader = self._reader
+        relay = self.relay
+        if relay is not None and reader.between_chunks and relay.pass_on(data):
+            return
         known = reader.head
         reader.feed(data)
         head = reader.head
@@ -270,7 +279,7 @@ class PodConnection:
             call._connection = None  # noqa: SLF001
             call._listener = None  # noqa: SLF001
         self._call = None
-        self._listener = None
+        self._listener = self.relay = None
 
     def _fail(self, failure: UpstreamFailure, detail: str) -> None:
         listener = self._listener

@@ -149,7 +149,8 @@ class ResponseReader:
         self._interim = 0
         self._left = 0  # bytes of the body still to come, _CHUNKED or _UNTIL_EOF
         self._in_chunk = False
-        self._at_boundary = False  # the last read ended where a chunk did
+        self.between_chunks = False
+        """In a chunked body, the last read ended where a chunk did."""
         self._idle_bytes = 0  # framing since the last byte of the body
         self._complete = False  # the parser's message is
         self._pieces: list[bytes] = []
@@ -206,7 +207,7 @@ class ResponseReader:
             self._read_head(data)
         elif self._left == _CHUNKED:
             # Extensions are for this hop only: chunks that have any are framed anew.
-            body = whole_chunks(data) if self._at_boundary else None
+            body = whole_chunks(data) if self.between_chunks else None
             if body is not None:
                 # The parser is between chunks, as it would be had it seen them.
                 self.body = body
@@ -253,7 +254,7 @@ class ResponseReader:
         self.body = body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         # A part of a size line tells the parser nothing: only after a CRLF is it between chunks.
-        self._at_boundary = not self._in_chunk and data[-1] == 10
+        self.between_chunks = not self._in_chunk and data[-1] == 10
         if body:
             self._idle_bytes = 0
         elif not self.done:
@@ -342,7 +343,7 @@ class ResponseReader:
         else:
             self._left = length
             self._in_chunk = False
-            self._at_boundary = True
+            self.between_chunks = True
         if not self._complete and (bodiless or length != _CHUNKED):
             self._parser = None  # it waits for a body that it will not be shown
         self.head = found = ResponseHead(

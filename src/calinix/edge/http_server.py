@@ -194,6 +194,14 @@ class ServerConnection:
         if last:
             self._finish()
 
+    def chunk_outlet(self) -> Outlet | None:
+        """Where whole chunks of the answer under way go as they are; None: nowhere.
+
+        Good until the handler ends the answer or hears that its client is gone.
+        """
+        is_open = self._started and self._request is not None
+        return self._outlet if is_open and self._chunked and not self._bodiless else None
+
     def abort(self) -> None:
         """Drop the connection at once. Nothing more is called for the answer owed."""
         self._cut()
@@ -207,6 +215,7 @@ class ServerConnection:
         if self._ends_with_connection():
             self._cut()
         elif self._transport is not None:
+            self._flush()
             self._transport.close()
         self._closing = True
         self._release()
@@ -217,7 +226,7 @@ class ServerConnection:
         """A client has connected."""
         # uvloop's transports have the interface without the base class.
         self._transport = transport = cast("asyncio.Transport", transport)
-        self._outlet = Outlet(transport)
+        self._outlet = Outlet(transport, self._loop)
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self._idle_since = self._loop.time()
         server = self._server
@@ -427,6 +436,7 @@ class ServerConnection:
         self._reader.discard()
         if transport is None or transport.is_closing():
             return
+        self._flush()
         if not transport.can_write_eof():
             transport.close()  # TLS closes in both directions by itself
             return
@@ -435,6 +445,10 @@ class ServerConnection:
         if self._paused:
             self._paused = False
             transport.resume_reading()
+
+    def _flush(self) -> None:
+        if self._outlet is not None:
+            self._outlet.flush()
 
     def _ends_with_connection(self) -> bool:
         """Whether the body under way looks whole wherever the connection ends."""
@@ -502,6 +516,7 @@ class ServerConnection:
         busy = self._request is not None or self._reader.began_at or self._reader.ready
         if not busy and not self._closing and self._transport is not None:
             self._closing = True
+            self._flush()
             self._transport.close()
 
 

@@ -23,7 +23,7 @@ from calinix.core.events import (
 )
 from calinix.core.prompt import Endpoint, ParsedBody, read_body
 from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest
-from calinix.edge.fast import count_events
+from calinix.edge.fast import Relay, count_events
 from calinix.edge.http_client import ResponseHead, UpstreamCall, UpstreamFailure
 from calinix.edge.http_server import Request
 from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer
@@ -102,6 +102,7 @@ class Flight:
         "plan",
         "prefill_upstream",
         "prefill_usage",
+        "relay",
         "request",
         "retries",
         "retry_reason",
@@ -147,6 +148,7 @@ class Flight:
         self.prefill_usage: Usage | None = None
         self.hides_usage = False
         self.usage_cut: UsageCut | None = None
+        self.relay: Relay | None = None
 
     # --- from the client's request to a plan -------------------------------------------------
 
@@ -478,6 +480,8 @@ class Flight:
     def on_body(self, body: bytes, wire: bytes | None, last: bool) -> None:
         """Body bytes of one read, passed on in one write."""
         now = self.gateway.now()
+        if self.relay is not None:
+            self._take_in(self.relay)
         if self.streamed and body:
             self.chunks += count_events(body)
             if self.chunks:
@@ -507,6 +511,27 @@ class Flight:
             self.conn.write(body, wire, last)
         else:
             self._begin(body, wire, last)
+        if wire is not None and self.relay is None and self.first_token_s:
+            self._begin_relay()
+
+    def _begin_relay(self) -> None:
+        """From here on nothing of the stream matters before its end but that it goes on."""
+        outlet = self.conn.chunk_outlet()
+        if outlet is not None and self.usage_cut is None and self.call is not None:
+            self.relay = Relay(outlet, self.gateway.now)
+            self.call.pass_through(self.relay)
+
+    def _take_in(self, relay: Relay) -> None:
+        """What the relay has passed on since it was last asked."""
+        last_s = relay.last_s
+        if last_s:
+            self.chunks += relay.events
+            self.written_bytes += relay.body_bytes
+            self.last_token_s = last_s
+            earlier, latest = relay.take()
+            self.tail = (earlier or self.tail[1], latest)
+            if not self.client_blocked:
+                self.deadline_s = max(self.deadline_s, last_s + self.gateway.timeouts.idle_s)
 
     def _begin(self, body: bytes, wire: bytes | None, last: bool) -> None:
         head = self.head
@@ -548,6 +573,8 @@ class Flight:
 
     def on_failure(self, failure: UpstreamFailure, detail: str) -> None:
         """The answering pod is lost; whether another may be tried is design's retry rule."""
+        if self.relay is not None:
+            self._take_in(self.relay)
         leg = self.answer_leg
         assert leg is not None
         core_failure = FAILURES[failure]
@@ -574,6 +601,10 @@ class Flight:
 
     def on_deadline(self, due_s: float) -> None:
         """From the sweep, by its time: the step under way has taken too long."""
+        if self.relay is not None:
+            self._take_in(self.relay)
+            if self.deadline_s > due_s:
+                return
         for side in self.sides:
             if side.due_s <= due_s:
                 key = "connectMs" if side.leg.bootstrap_path else "prefillMs"
@@ -718,6 +749,8 @@ class Flight:
         """The client left: the pod must not go on for nobody."""
         if self.done:
             return
+        if self.relay is not None:
+            self._take_in(self.relay)
         self.gateway.waiting.remove(self)
         role: Role = "prefill" if self.sides else "single"
         if self.answer_leg is not None and not self.sides:
