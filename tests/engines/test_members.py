@@ -191,7 +191,8 @@ def test_the_compiled_form_checks_its_arguments() -> None:
     with pytest.raises(TypeError):
         kind()
     found: Any = fast.find_members(b'{"a":1}')
-    for wrong in ({"a": "1"}, {1: b"1"}, [], {"a": 1}):
+    many: list[Any] = [{"a": "1"}, {1: b"1"}, [], {"a": 1}]
+    for wrong in many:
         with pytest.raises(TypeError):
             found.edited(wrong)
 
