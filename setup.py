@@ -1,8 +1,8 @@
 """Builds the compiled parts where there is a C compiler; without one the package still installs.
 
-`_native`, `_bytes_path` and `_members` are Cython. HOT is the request path: the same .py files,
-compiled by mypyc, so that it is fast where it is installed and runs from its source in an editable
-install, where nothing goes stale. All of HOT is compiled or nothing of it.
+What begins with `_` is Cython. HOT is the request path: the same .py files, compiled by mypyc, so
+that it is fast where it is installed and runs from its source in an editable install, where nothing
+goes stale. All of HOT is compiled or nothing of it.
 """
 
 import os
@@ -91,6 +91,7 @@ native = [
         "calinix.core._native",
         "calinix.edge._bytes_path",
         "calinix.engines._members",
+        "calinix.engines._usage",
     )
 ]
 hot = hot_extensions()

@@ -62,7 +62,7 @@ TEXT = {
     ".c", ".cfg", ".css", ".h", ".html", ".js", ".json", ".lock", ".md", ".py", ".pyi", ".pyx",
     ".service", ".sh", ".toml", ".yaml", ".yml",
 }  # fmt: skip
-SKIPPED = {".venv", ".git", "build", "dist", "_bytes_path.c", "_members.c", "_native.c"}
+SKIPPED = {".venv", ".git", "build", "dist", "_bytes_path.c", "_members.c", "_native.c", "_usage.c"}
 
 
 class Source(NamedTuple):

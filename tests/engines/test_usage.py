@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calinix.engines import usage as usage_module
 from calinix.engines.sse import EventCounter
 from calinix.engines.usage import TAIL_BYTES, Usage, read_usage
 
@@ -104,6 +105,47 @@ def test_the_last_usage_counts() -> None:
         b'data: {"usage":null}\n\ndata: [DONE]\n\n'
     )
     assert read_usage(tail) == Usage(3, 2, None)
+
+
+_number = st.none() | st.integers(-1, 10**9) | st.sampled_from([0, 7, 99_999_999, 1.5, True, "x"])
+_details = st.dictionaries(
+    st.sampled_from(["cached_tokens", "audio_tokens", "prompt_tokens_details", "\u00e9"]),
+    _number,
+    max_size=2,
+)
+_named = st.sampled_from(
+    [
+        "prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens",
+        "cache_read_input_tokens", "cache_creation_input_tokens", "cached_tokens",
+        "prompt_tokens_details", "input_tokens_details", "completion_tokens_details", 'a"b',
+    ]
+)  # fmt: skip
+_usages = st.dictionaries(_named, _number | _details, max_size=6)
+
+
+@given(
+    st.lists(_usages | st.none(), max_size=2),
+    st.sampled_from([(",", ":"), (", ", ": "), (",  ", ":"), (" ,", ":\n")]),
+    st.booleans(),
+    st.integers(0, 12),
+)
+def test_the_compiled_form_reads_what_the_decoder_reads(
+    usages: list[dict[str, object] | None], spaces: tuple[str, str], is_ascii: bool, cut: int
+) -> None:
+    """Whatever the object holds and however it is cut: the same counts as by a JSON decoder."""
+    text = "".join(
+        json.dumps({"id": 1, "usage": one}, separators=spaces, ensure_ascii=is_ascii)
+        for one in usages
+    )
+    tail = text.encode()[: len(text.encode()) - cut]
+    assert read_usage(tail) == usage_module._read_any(tail)
+
+
+@given(st.lists(st.sampled_from([b'"usage":{', b'"prompt_tokens":', b"1", b",", b"}", b'"', b"{"])))
+def test_pieces_of_usage_are_read_alike(pieces: list[bytes]) -> None:
+    """No bytes lead the compiled form astray."""
+    tail = b"".join(pieces)
+    assert read_usage(tail) == usage_module._read_any(tail)
 
 
 @given(st.text(max_size=200))

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from calinix.engines.fast import usual_counts
 from calinix.engines.usage_shapes import Usage, decode_usage
 
 __all__ = ["TAIL_BYTES", "Usage", "read_usage"]
@@ -26,6 +27,15 @@ def read_usage(tail: bytes) -> Usage | None:
     None when there is none, or only a part of one. Generated text cannot forge one: inside a
     JSON string the quotes of `"usage"` are escaped.
     """
+    counts = usual_counts(tail)
+    if counts is None:
+        return _read_any(tail)
+    prompt, output, cached = counts
+    return None if prompt is None and output is None else Usage(prompt, output, cached)
+
+
+def _read_any(tail: bytes) -> Usage | None:
+    """The same of any form."""
     end = len(tail)
     for _ in range(_TRIES):
         end = tail.rfind(_KEY, 0, end)
