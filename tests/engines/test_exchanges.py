@@ -87,7 +87,16 @@ def test_without_a_handle_the_decode_leg_is_plain(protocol: Any, body: bytes) ->
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(500, b"{}"), (404, b"{}"), (200, b"[]"), (200, b"x"), (200, b'{"kv_transfer_params":[1]}')],
+    [
+        (500, b"{}"),
+        (404, b"{}"),
+        (200, b"[]"),
+        (200, b"x"),
+        (200, b'{"kv_transfer_params":[1]}'),
+        (200, b'{"kv_transfer_params":{]}'),
+        (200, b'{"kv_transfer_params":{"a":}}'),
+        (200, b'{"kv_transfer_params":{"a":1},"x":tru}'),
+    ],
 )
 def test_an_answer_that_is_no_prefill_stops_the_exchange(status: int, body: bytes) -> None:
     """Errors and answers of another shape raise ExchangeError instead of a decode leg."""

@@ -130,6 +130,28 @@ async def test_paused_reading_holds_the_pod_back() -> None:
         assert len(answer.body) == size
 
 
+@on_loop
+async def test_reading_may_be_paused_before_the_pod_is_connected() -> None:
+    """A call that is still connecting remembers it: nothing is heard until reading goes on."""
+    asked = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(OK + b"content-length: 2\r\n\r\nok")
+        asked.set()
+
+    async with pod(script) as port, client_of(port) as client:
+        answer = Answer()
+        call = client.send(REQUEST, answer)
+        call.pause_reading()
+        await asked.wait()
+        await asyncio.sleep(0.05)
+        assert answer.head is None
+        call.resume_reading()
+        await answer.ended.wait()
+        assert answer.body == b"ok"
+
+
 # ---- URLs and fetch
 
 

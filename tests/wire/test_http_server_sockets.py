@@ -72,6 +72,46 @@ async def test_a_refusal_outlives_a_large_body() -> None:
 
 
 @on_loop
+async def test_a_client_that_reads_nothing_gets_few_of_its_pipelined_requests_served() -> None:
+    """Thousands of requests in one read: few answers wait at a time, and none is lost."""
+    count, body = 3000, bytes(10_000)
+    seen = Requests(lambda request: request.conn.respond(200, b"", body))
+    async with serving(seen) as server:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (LOCAL, server.port))
+        await loop.sock_sendall(sock, GET * count)
+        await until(lambda: bool(seen.seen), "the first request")
+        await asyncio.sleep(0.2)
+        assert len(seen.seen) * len(body) < 10_000_000
+        got = 0
+        while got < count * len(body):
+            got += len(await loop.sock_recv(sock, 1 << 20))
+        assert len(seen.seen) == count
+        sock.close()
+
+
+@on_loop
+async def test_the_next_request_waits_until_a_long_answer_has_been_taken() -> None:
+    """Who answers the next request is the one who hears of a slow client: not too early."""
+    body = bytes(24_000_000)
+    seen = Requests(lambda request: request.conn.respond(200, b"", body))
+    async with serving(seen) as server:
+        reader, writer = await asyncio.open_connection(LOCAL, server.port)
+        writer.write(GET + GET)
+        await until(lambda: bool(seen.seen), "the first request")
+        await asyncio.sleep(0.05)
+        assert len(seen.seen) == 1
+        got = 0
+        while got < 2 * len(body):
+            got += len(await reader.read(1 << 20))
+        assert len(seen.seen) == 2
+        writer.close()
+
+
+@on_loop
 async def test_bad_bytes_do_not_hurt_the_others() -> None:
     """While one client is refused, another's connection goes on."""
     async with serving(Requests(echo)) as server:

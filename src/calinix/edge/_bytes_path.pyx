@@ -132,6 +132,7 @@ def count_events(bytes data):
 
 
 cdef Py_ssize_t GATHERED_WRITES = 32  # a turn that brings more lets go in between
+cdef Py_ssize_t JOINED_BYTES = 64 * 1024  # longer writes to one connection are not joined
 cdef int LONE_TURNS = 4  # so many turns of one write each in a row: gathering is given up,
 cdef int DIRECT_WRITES = 64  # and tried again after so many writes
 
@@ -213,6 +214,14 @@ cdef class Outlet:
             if self.cork is None:
                 self.cork = _corks[loop] = Cork()
 
+    cdef Py_ssize_t waiting_bytes(self) noexcept:
+        cdef Py_ssize_t size = 0
+        if self.first is not None:
+            size = PyBytes_GET_SIZE(self.first)
+        if self.second is not None:
+            size += PyBytes_GET_SIZE(self.second)
+        return size
+
     cdef bint _is_free(self) except *:
         if self.fd < 0:
             return False
@@ -221,6 +230,8 @@ cdef class Outlet:
         return not self.spilled
 
     cpdef write(self, bytes data):
+        if PyBytes_GET_SIZE(data) > JOINED_BYTES or self.waiting_bytes() > JOINED_BYTES:
+            self.flush()
         if self.first is not None:
             if self.second is None:
                 self.first += data

@@ -86,7 +86,7 @@ class ResponseListener(Protocol):
 class UpstreamCall:
     """One request under way."""
 
-    __slots__ = ("_connection", "_listener", "_task", "head_only", "sent")
+    __slots__ = ("_connection", "_listener", "_paused", "_task", "head_only", "sent")
 
     def __init__(self, listener: ResponseListener, head_only: bool):
         self.head_only = head_only
@@ -94,6 +94,7 @@ class UpstreamCall:
         """The request was handed to a connected socket."""
         self._listener: ResponseListener | None = listener
         self._connection: PodConnection | None = None
+        self._paused = False
         self._task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -113,12 +114,14 @@ class UpstreamCall:
             self._connection.relay = relay
 
     def pause_reading(self) -> None:
-        """Take nothing more from the pod for now."""
+        """Take nothing more from the pod for now, connected or not yet."""
+        self._paused = True
         if self._connection is not None:
             self._connection.set_reading(False)
 
     def resume_reading(self) -> None:
         """Go on reading."""
+        self._paused = False
         if self._connection is not None:
             self._connection.set_reading(True)
 
@@ -147,6 +150,8 @@ class PodConnection:
         self._call = call
         self._listener = call._listener  # noqa: SLF001
         call._connection = self  # noqa: SLF001
+        if call._paused:  # noqa: SLF001
+            self.set_reading(False)
         call.sent = True
         self._sent_at = now
         self._reader.begin(call.head_only)

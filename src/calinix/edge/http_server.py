@@ -312,7 +312,7 @@ class ServerConnection:
             return
         self._handing_over = True
         reader = self._reader
-        while self._request is None and not self._closing and not self._blocked:
+        while self._request is None and not self._closing and not self._leaves_much():
             if reader.ready:
                 self._request = request = reader.ready.popleft()
                 self._call_handler(request)
@@ -329,6 +329,12 @@ class ServerConnection:
                     self._continue()
                 break
         self._handing_over = False
+
+    def _leaves_much(self) -> bool:
+        """Whether the client leaves much unread: known once what waits for it has been written."""
+        if self._reader.ready:
+            self._flush()
+        return self._blocked
 
     def _call_handler(self, request: Request) -> None:
         try:

@@ -8,7 +8,6 @@ import msgspec
 
 from calinix.core.prompt import Endpoint
 from calinix.engines.base import ExchangeError, Leg, LegAnswer, LegRole, PrefillAnswer
-from calinix.engines.fast import find_members
 from calinix.engines.json_edits import JsonObject
 from calinix.engines.members import Changes
 
@@ -151,18 +150,13 @@ def transfer_params(answer: LegAnswer) -> bytes | None:
     """
     if not 200 <= answer.status < 300:
         raise ExchangeError(f"the prefill pod answered {answer.status}")
-    members = find_members(answer.body)
-    text = _params_as_read(answer.body) if members is None else members.value(PARAMS_FIELD)
-    if not text or text == b"null":
-        return None
-    if text[:1] != b"{":
-        raise ExchangeError("the prefill pod's kv_transfer_params is not an object")
-    return text
-
-
-def _params_as_read(body: bytes) -> bytes | None:
     try:
-        params = _prefill_answer.decode(body).kv_transfer_params
+        params = _prefill_answer.decode(answer.body).kv_transfer_params
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ExchangeError("the prefill pod's answer is not a JSON object") from error
-    return None if params is msgspec.UNSET else bytes(params)
+    text = b"" if params is msgspec.UNSET else bytes(params)
+    if not text or text == b"null":
+        return None
+    if not text.startswith(b"{"):
+        raise ExchangeError("the prefill pod's kv_transfer_params is not an object")
+    return text

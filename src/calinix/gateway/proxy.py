@@ -315,6 +315,8 @@ class Flight:
             head_only = self.client.method == b"HEAD"
             request = self._request_to(self.upstream, leg)
             self.call = self.upstream.client.send(request, self, head_only=head_only)
+            if self.client_blocked:
+                self.on_client_blocked()
             return
         upstream = self.prefill_upstream
         assert upstream is not None
