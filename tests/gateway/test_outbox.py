@@ -105,6 +105,36 @@ async def test_a_request_from_its_route_to_its_end() -> None:
 
 
 @kit.on_loop
+async def test_who_becomes_idle_says_so_at_once() -> None:
+    """The end of a worker's last request does not wait for a report's usual time; others' do."""
+    for ending in (Finished, Failed):
+        pair = Pair(make_config(single=1))
+        pair.outbox._reported_s = pair.now
+        first, last = (ask(pair.teller, 6, pair.now) for _ in range(2))
+        usual = pair.outbox._timer
+        pair.teller.observe(ended(ending, first.lease_id), pair.now)
+        assert pair.outbox._timer is usual
+        assert usual is not None
+        pair.teller.observe(ended(ending, last.lease_id), pair.now)
+        sooner = pair.outbox._timer
+        assert sooner is not None
+        assert usual.cancelled()
+        assert sooner.when() < usual.when()
+        await kit.until(lambda pair=pair: bool(pair.payloads), "the others are told")
+        assert pair.load() == [0.0, 0.0, 0.0]
+        await asyncio.sleep(2 * SYNC_S)
+        assert len(pair.payloads) == 1
+        pair.end()
+
+
+def ended(ending: type[Finished | Failed], lease_id: int) -> Finished | Failed:
+    """Either end of a lease."""
+    if ending is Failed:
+        return Failed(lease_id, "single", Failure.CANCELLED)
+    return Finished(lease_id, 200, 100, 0, 5)
+
+
+@kit.on_loop
 async def test_a_request_that_fails() -> None:
     """Its blocks are taken back, its pod's failure is counted; a client that left is no failure."""
     pair = Pair(make_config(single=1))

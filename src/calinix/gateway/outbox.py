@@ -28,6 +28,9 @@ from calinix.edge.bus import SYNC_S, Report, packed
 
 FLUSH_S: Final = 0.75 * SYNC_S
 """From the first fact to its report; the rest is for the way."""
+IDLE_S: Final = 0.25 * SYNC_S
+"""Who has nothing left under way says so sooner, but so long after its last report: a burst that
+comes right then would shun the pods that it is still taken to fill."""
 FULL_LEASES: Final = 1024
 """With so many requests gathered, a report does not wait."""
 FULL_BYTES: Final = 256 * 1024
@@ -73,6 +76,7 @@ class Outbox:
         self._late: list[int] = []
         """Leases whose prompt has got a second chain."""
         self._timer: asyncio.TimerHandle | None = None
+        self._reported_s = float("-inf")
         self._repeat: asyncio.TimerHandle | None = None
 
     def start(self, router: Router) -> None:
@@ -127,6 +131,8 @@ class Outbox:
             lease = router.lease(event.lease_id)
             if lease is not None:
                 self._finished(event, lease)
+                if router.open_leases() == 1:
+                    self._soon_idle()
         elif isinstance(event, FirstToken):
             lease = router.lease(event.lease_id)
             if lease is not None and not lease.confirmed and lease.id in self._told:
@@ -135,6 +141,8 @@ class Outbox:
             lease = router.lease(event.lease_id)
             if lease is not None:
                 self._failed(event, lease)
+                if router.open_leases() == 1:
+                    self._soon_idle()
         elif not self._told_rarely(event, router):
             return
         if self._timer is None:
@@ -205,6 +213,13 @@ class Outbox:
     def _soon(self) -> None:
         self._timer = self._loop.call_later(FLUSH_S, self.flush)
 
+    def _soon_idle(self) -> None:
+        """The last open lease is about to end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        due_s = max(self._reported_s + IDLE_S, self._loop.time())
+        self._timer = self._loop.call_at(due_s, self.flush)
+
     def _say_again(self) -> None:
         self._repeat = self._loop.call_later(REPEAT_S, self._say_again)
         self.flush()
@@ -274,7 +289,8 @@ class Outbox:
         self._ended.clear()
 
     def _report(self, router: Router) -> None:
-        facts = router.facts(self._loop.time(), self.name)
+        self._reported_s = self._loop.time()
+        facts = router.facts(self._reported_s, self.name)
         report = Report(
             self.name, router.pod_names(), facts.pods, facts.roles, bytes(self._records)
         )
