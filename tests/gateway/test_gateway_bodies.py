@@ -11,11 +11,15 @@ import kit
 from fleets import gateway_of
 from gatewaykit import (
     CHAT,
+    DONE,
+    STREAM_HEAD,
     Served,
     answer,
     body_of,
     chat_body,
+    chunk,
     config_of,
+    event,
     metrics,
     raw_pod,
     total,
@@ -197,3 +201,26 @@ async def test_impossible_usage_harms_nobody() -> None:
             assert (reply.status, reply.body) == (200, wanted)
         assert total(await metrics(app), "calinix_output_tokens_total") == 0
         assert app.router.open_leases() == 0
+
+
+@pytest.mark.parametrize("pad", [0, 3000])
+@kit.on_loop
+async def test_usage_is_read_from_an_answer_in_tiny_pieces(pad: int) -> None:
+    """A pod that cuts its last events into many packets, as whole chunks or not: usage is seen."""
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n'
+    end = b'data: {"choices":[{"text":"%b"}]}\n\n' % (b"x" * pad) + usage
+    cut = [end[at : at + 16] for at in range(0, len(end), 16)]
+    framed = b"".join(map(chunk, cut))
+
+    async def script(served: Served) -> None:
+        pieces = list(map(chunk, cut))
+        if b"torn" in served.request:
+            pieces = [framed[at : at + 16] for at in range(0, len(framed), 16)]
+        await served.say(STREAM_HEAD, event(1), *pieces, DONE, pause_s=0.001)
+
+    async with raw_pod(script) as pod, gateway_of(config_of(p=pod)) as app:
+        for text in ("torn", "whole"):
+            body = chat_body(text) | {"stream": True}
+            reply = await kit.http(app.server.port, "POST", CHAT, body)
+            assert reply.body.endswith(usage + b"data: [DONE]\n\n")
+        assert total(await metrics(app), "calinix_prompt_tokens_total") == 18

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+from functools import reduce
 from typing import Any, cast
 
 import pytest
@@ -121,9 +122,22 @@ def test_a_relay_passes_whole_chunks_on_and_keeps_count(form: Any, parts: list[b
     assert relay.events == sum(map(bytes_path.count_events, bodies))
     assert relay.body_bytes == sum(map(len, bodies))
     assert relay.last_s == len(bodies)
-    assert relay.take() == tuple(([b"", b"", *bodies])[-2:])
+    assert relay.take() == reduce(form.with_end, bodies, (b"", b""))
     assert (relay.events, relay.body_bytes, relay.last_s) == (0, 0, 0.0)
     assert relay.take() == (b"", b"")
+
+
+@pytest.mark.parametrize("form", [fast, bytes_path])
+@given(st.lists(st.binary(max_size=3).map(lambda piece: piece * 300), max_size=40))
+def test_the_end_of_an_answer_is_kept_however_it_is_cut(form: Any, pieces: list[bytes]) -> None:
+    """Two pieces hold the last SHORT_BYTES at least, and little more than the last two reads."""
+    tail = (b"", b"")
+    for piece in pieces:
+        tail = form.with_end(tail, piece)
+    whole, kept = b"".join(pieces), b"".join(tail)
+    assert whole.endswith(kept)
+    assert len(kept) >= min(len(whole), bytes_path.SHORT_BYTES)
+    assert len(kept) < 2 * (bytes_path.SHORT_BYTES + 900)
 
 
 class Collector(asyncio.Protocol):

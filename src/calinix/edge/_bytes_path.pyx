@@ -7,6 +7,10 @@ from libc.string cimport memchr, memcmp, memcpy
 from asyncio import get_running_loop
 from weakref import WeakKeyDictionary
 
+from calinix.edge import bytes_path
+
+cdef Py_ssize_t SHORT_BYTES = bytes_path.SHORT_BYTES
+
 cdef extern from *:
     """
     #include <string.h>
@@ -291,17 +295,24 @@ cdef class Outlet:
         self.first = self.second = None
 
 
+cpdef tuple with_end(tuple tail, bytes piece):
+    cdef bytes earlier = tail[0], latest = tail[1]
+    if PyBytes_GET_SIZE(latest) < SHORT_BYTES:
+        return (earlier, latest + piece)
+    return (latest, piece) if piece else tail
+
+
 cdef class Relay:
     cdef Outlet outlet
     cdef object clock
-    cdef bytes earlier, latest
+    cdef tuple tail
     cdef readonly Py_ssize_t events, body_bytes
     cdef readonly double last_s
 
     def __init__(self, Outlet outlet, clock):
         self.outlet = outlet
         self.clock = clock
-        self.earlier = self.latest = b""
+        self.tail = (b"", b"")
         self.events = self.body_bytes = 0
         self.last_s = 0.0
 
@@ -315,13 +326,13 @@ cdef class Relay:
         self.events += events
         self.body_bytes += size
         self.last_s = self.clock()
-        self.earlier, self.latest = self.latest, data
+        self.tail = with_end(self.tail, data)
         self.outlet.write(data)
         return True
 
     def take(self):
-        found = (whole_chunks(self.earlier) or b"", whole_chunks(self.latest) or b"")
-        self.earlier = self.latest = b""
+        found = (whole_chunks(self.tail[0]) or b"", whole_chunks(self.tail[1]) or b"")
+        self.tail = (b"", b"")
         self.events = self.body_bytes = 0
         self.last_s = 0.0
         return found

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+SHORT_BYTES = 1024
+"""A piece of an answer that is shorter is kept together with what comes next."""
+
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\n").match
 
 
@@ -40,19 +43,31 @@ def count_events(data: bytes) -> int:
     return data.startswith(b"data:") + data.count(b"\ndata:")
 
 
+def with_end(tail: tuple[bytes, bytes], piece: bytes) -> tuple[bytes, bytes]:
+    """The last two pieces of an answer, once `piece` has come.
+
+    What follows a short piece is joined to it: the two are the answer's last SHORT_BYTES at least,
+    however finely it is cut.
+    """
+    earlier, latest = tail
+    if len(latest) < SHORT_BYTES:
+        return (earlier, latest + piece)
+    return (latest, piece) if piece else tail
+
+
 class Relay:
     """Passes on the middle of a streamed answer: reads of whole chunks, to the client as they came.
 
     What there is to know of them is kept until it is taken.
     """
 
-    __slots__ = ("_clock", "_earlier", "_latest", "_outlet", "body_bytes", "events", "last_s")
+    __slots__ = ("_clock", "_outlet", "_tail", "body_bytes", "events", "last_s")
 
     def __init__(self, outlet: Outlet, clock: Callable[[], float]) -> None:
         """`outlet` is a client's, whose answer goes out in chunks; `clock` is in seconds."""
         self._outlet = outlet
         self._clock = clock
-        self._earlier = self._latest = b""
+        self._tail = (b"", b"")
         self.events = 0
         """Since `take`, like the two that follow."""
         self.body_bytes = 0
@@ -67,17 +82,18 @@ class Relay:
         self.events += count_events(body)
         self.body_bytes += len(body)
         self.last_s = self._clock()
-        self._earlier, self._latest = self._latest, data
+        self._tail = with_end(self._tail, data)
         self._outlet.write(data)
         return True
 
     def take(self) -> tuple[bytes, bytes]:
-        """The bodies of the last two reads passed on since the last call, empty where none was.
+        """The end of what was passed on since the last call, as `with_end` keeps it.
 
         What was counted until now is forgotten.
         """
-        found = (whole_chunks(self._earlier) or b"", whole_chunks(self._latest) or b"")
-        self._earlier = self._latest = b""
+        earlier, latest = self._tail
+        found = (whole_chunks(earlier) or b"", whole_chunks(latest) or b"")
+        self._tail = (b"", b"")
         self.events = self.body_bytes = 0
         self.last_s = 0.0
         return found

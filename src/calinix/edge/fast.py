@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 try:
-    from calinix.edge._bytes_path import Outlet, Relay, count_events, whole_chunks
+    from calinix.edge._bytes_path import Outlet, Relay, count_events, whole_chunks, with_end
 except ImportError:
-    from calinix.edge.bytes_path import Outlet, Relay, count_events, whole_chunks
+    from calinix.edge.bytes_path import Outlet, Relay, count_events, whole_chunks, with_end
 
-__all__ = ["Outlet", "Relay", "count_events", "whole_chunks"]
+__all__ = ["Outlet", "Relay", "count_events", "whole_chunks", "with_end"]

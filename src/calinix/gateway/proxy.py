@@ -23,7 +23,7 @@ from calinix.core.events import (
 )
 from calinix.core.prompt import Endpoint, ParsedBody, read_body
 from calinix.core.requests import Refusal, RefusalReason, RoutePlan, RouteRequest
-from calinix.edge.fast import Relay, count_events
+from calinix.edge.fast import Relay, count_events, with_end
 from calinix.edge.http_client import ResponseHead, UpstreamCall, UpstreamFailure
 from calinix.edge.http_server import Request
 from calinix.engines.base import Exchange, ExchangeError, Leg, LegAnswer
@@ -482,8 +482,7 @@ class Flight:
     def on_body(self, body: bytes, wire: bytes | None, last: bool) -> None:
         """Body bytes of one read, passed on in one write."""
         now = self.gateway.now()
-        if self.relay is not None:
-            self._take_in(self.relay)
+        self._take_in()
         if self.streamed and body:
             self.chunks += count_events(body)
             if self.chunks:
@@ -498,7 +497,7 @@ class Flight:
                         # An announcement is no token: it does not shorten the time for the first.
                         self.answer_due_s = max(self.answer_due_s, next_s)
                         self._set_deadline()
-        self.tail = (self.tail[1], body) if body else self.tail
+        self.tail = with_end(self.tail, body)
         if self.usage_cut is not None:
             passed = self.usage_cut.feed(body, last)
             if passed is not body:
@@ -523,15 +522,18 @@ class Flight:
             self.relay = Relay(outlet, self.gateway.now)
             self.call.pass_through(self.relay)
 
-    def _take_in(self, relay: Relay) -> None:
-        """What the relay has passed on since it was last asked."""
+    def _take_in(self) -> None:
+        """What the relay, if there is one, has passed on since it was last asked."""
+        relay = self.relay
+        if relay is None:
+            return
         last_s = relay.last_s
         if last_s:
             self.chunks += relay.events
             self.written_bytes += relay.body_bytes
             self.last_token_s = last_s
             earlier, latest = relay.take()
-            self.tail = (earlier or self.tail[1], latest)
+            self.tail = (earlier, latest) if earlier else with_end(self.tail, latest)
             if not self.client_blocked:
                 self.deadline_s = max(self.deadline_s, last_s + self.gateway.timeouts.idle_s)
 
@@ -575,8 +577,7 @@ class Flight:
 
     def on_failure(self, failure: UpstreamFailure, detail: str) -> None:
         """The answering pod is lost; whether another may be tried is design's retry rule."""
-        if self.relay is not None:
-            self._take_in(self.relay)
+        self._take_in()
         leg = self.answer_leg
         assert leg is not None
         core_failure = FAILURES[failure]
@@ -603,10 +604,9 @@ class Flight:
 
     def on_deadline(self, due_s: float) -> None:
         """From the sweep, by its time: the step under way has taken too long."""
-        if self.relay is not None:
-            self._take_in(self.relay)
-            if self.deadline_s > due_s:
-                return
+        self._take_in()
+        if self.deadline_s > due_s:
+            return
         for side in self.sides:
             if side.due_s <= due_s:
                 key = "connectMs" if side.leg.bootstrap_path else "prefillMs"
@@ -751,8 +751,7 @@ class Flight:
         """The client left: the pod must not go on for nobody."""
         if self.done:
             return
-        if self.relay is not None:
-            self._take_in(self.relay)
+        self._take_in()
         self.gateway.waiting.remove(self)
         role: Role = "prefill" if self.sides else "single"
         if self.answer_leg is not None and not self.sides:
