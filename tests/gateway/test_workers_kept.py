@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
 import kit
 from calinix.edge.bus import Drained, Hello, Kind, Link, drained_of, packed
-from calinix.gateway.workers import Workers
+from calinix.gateway.workers import HUNG_LOOKS, Workers
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 NOBODY = ["/nowhere/calinix"]
@@ -33,6 +34,10 @@ class Played:
         self._link.send(Kind.HELLO, packed(Hello(0, seat.pid)))
         self._link.send(Kind.READY)
         await kit.until(lambda: seat.ready, "it is ready")
+
+    def say(self, kind: Kind) -> None:
+        """Sends a frame."""
+        self._link.send(kind)
 
     def close(self) -> None:
         """Hangs up."""
@@ -65,6 +70,30 @@ async def test_a_later_worker_that_cannot_start_is_tried_again(tmp_path: Path) -
     await workers.kill()
     first.close()
     again.close()
+
+
+@kit.on_loop
+async def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
+    """One that says nothing at so many looks is killed and started anew; one word is enough."""
+    workers = Workers(1, lambda _: SLEEPS, tmp_path, 1.0)
+    starting = asyncio.ensure_future(workers.start())
+    seat, played = workers.seats[0], Played(workers)
+    await played.join()
+    assert await starting == 0
+    first = seat.process
+    assert first is not None
+    for _ in range(HUNG_LOOKS):
+        workers.look()
+    played.say(Kind.REPORT)
+    await kit.until(lambda: not seat.silent_looks, "it is heard")
+    for _ in range(HUNG_LOOKS):
+        workers.look()
+    assert not first.returncode
+    workers.look()
+    await kit.until(lambda: seat.process is not first and bool(seat.pid), "another takes its seat")
+    assert (first.returncode, seat.restarts) == (-signal.SIGKILL, 1)
+    await workers.kill()
+    played.close()
 
 
 @kit.on_loop

@@ -23,6 +23,10 @@ LONGEST_PAUSE_S: Final = 10.0
 """A worker that dies again and again is started anew after twice the time, up to this."""
 STEADY_S: Final = 30.0
 """One that has lived so long begins again with the first pause."""
+LOOK_S: Final = 1.0
+"""How often it is looked whether each has said something; they do so at least as often."""
+HUNG_LOOKS: Final = 30
+"""One that was silent at so many looks in a row stands still, and is killed."""
 LATE_S: Final = 5.0
 """How long over its time a worker that is to end may take before it is killed."""
 
@@ -37,6 +41,7 @@ class Seat:
         self.ready = False
         """Its ports are open."""
         self.restarts = 0
+        self.silent_looks = 0
 
     @property
     def pid(self) -> int:
@@ -78,6 +83,7 @@ class Workers:
         self._stopping = asyncio.Event()
         self._started: asyncio.Future[int] = self._loop.create_future()
         self._bus: asyncio.Server | None = None
+        self._looking: asyncio.TimerHandle | None = None
 
     def running(self) -> Iterator[Seat]:
         """Those whose ports are open."""
@@ -98,6 +104,7 @@ class Workers:
             lambda: Link(self._on_frame, self._on_lost), str(self.bus_socket)
         )
         self._tasks = [self._loop.create_task(self._keep(seat)) for seat in self.seats]
+        self._look_again()
         return await self._started
 
     async def stop(self) -> None:
@@ -141,6 +148,23 @@ class Workers:
         else:
             self._drained.discard(pod_id)
         self._tell(Kind.DRAIN, packed(Drained(pod_id, draining)))
+
+    def look(self) -> None:
+        """Ends those that live but stand still: their clients wait for nothing.
+
+        It counts looks and not time: after a pause of the whole machine nobody was silent.
+        """
+        for seat in self._seat_of.values():
+            seat.silent_looks += 1
+            if seat.silent_looks > HUNG_LOOKS:
+                log.error("worker_hung", worker=seat.index, pid=seat.pid, silent_s=HUNG_LOOKS)
+                seat.silent_looks = 0
+                _kill(seat.process)
+
+    def _look_again(self) -> None:
+        if not self._stopping.is_set():
+            self._looking = self._loop.call_later(LOOK_S, self._look_again)
+            self.look()
 
     # --- processes ---------------------------------------------------------------------------
 
@@ -202,6 +226,8 @@ class Workers:
                 seat.process.terminate()
 
     def _close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
         if self._bus is not None:
             self._bus.close()
             self._bus = None
@@ -214,6 +240,8 @@ class Workers:
 
     def _on_frame(self, link: Link, kind: Kind, payload: bytes) -> None:
         seat = self._seat_of.get(link)
+        if seat is not None:
+            seat.silent_looks = 0
         if kind is Kind.REPORT and seat is not None:
             for other in self._seat_of:
                 if other is not link:
@@ -232,7 +260,7 @@ class Workers:
             raise BusError(f"nobody with index {hello.index} and pid {hello.pid} was started")
         self._tell(Kind.ASK)
         seat = self.seats[hello.index]
-        seat.link = link
+        seat.link, seat.silent_looks = link, 0
         self._seat_of[link] = seat
         for pod_id in sorted(self._drained):
             link.send(Kind.DRAIN, packed(Drained(pod_id, True)))
