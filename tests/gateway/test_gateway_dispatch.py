@@ -288,14 +288,17 @@ async def test_what_generates_nothing_is_one_leg() -> None:
 
 @kit.on_loop
 async def test_no_depth_of_nesting_keeps_a_lease() -> None:
-    """A body at the very edge of what can be parsed is served or refused; no load is left."""
+    """A body at the very edge of what can be parsed is served or refused; no load is left.
+
+    Where that edge is differs between versions of Python.
+    """
     async with (
         raw_pod(prefilled()) as prefill,
         raw_pod(streams) as decode,
         gateway_of(dispatch_of({"p": prefill}, {"d": decode})) as app,
     ):
         statuses = []
-        for depth in range(860, 1010, 2):
+        for depth in (*range(860, 1010, 2), *range(2_000, 50_000, 1_000)):
             nested = b"[" * depth + b"]" * depth
             body = b'{"messages":[],"stream":true,"x":%b}' % nested
             statuses.append((await kit.http(app.server.port, "POST", CHAT, body)).status)

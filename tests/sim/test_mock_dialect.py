@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,16 @@ async def test_errors(name: str) -> None:
     real = sample(name)
     async with tiny() as pod:
         mine = await kit.http(pod.port, "POST", path, body, headers)
-    same_head(mine, real)
-    assert mine.json() == real.json()
+    python = tuple(sys.version_info)
+    if name != "err_badjson" or python < (3, 13):
+        same_head(mine, real)
+        assert mine.json() == real.json()
+        return
+    # Its words are those of the pod's Python, which has others for this one since 3.13.
+    text = real.body.replace(b"body.16", b"body.15")
+    own = b"Illegal trailing comma before end of object"
+    text = text.replace(b"Expecting property name enclosed in double quotes", own)
+    assert mine.json() == json.loads(text)
 
 
 @pytest.mark.parametrize("name", GETS)

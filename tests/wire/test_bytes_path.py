@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-from functools import reduce
 from typing import Any, cast
 
 import pytest
@@ -122,22 +121,37 @@ def test_a_relay_passes_whole_chunks_on_and_keeps_count(form: Any, parts: list[b
     assert relay.events == sum(map(bytes_path.count_events, bodies))
     assert relay.body_bytes == sum(map(len, bodies))
     assert relay.last_s == len(bodies)
-    assert relay.take() == reduce(form.with_end, bodies, (b"", b""))
+    assert relay.take() == b"".join(bodies)
     assert (relay.events, relay.body_bytes, relay.last_s) == (0, 0, 0.0)
-    assert relay.take() == (b"", b"")
+    assert relay.take() == b""
 
 
 @pytest.mark.parametrize("form", [fast, bytes_path])
 @given(st.lists(st.binary(max_size=3).map(lambda piece: piece * 300), max_size=40))
 def test_the_end_of_an_answer_is_kept_however_it_is_cut(form: Any, pieces: list[bytes]) -> None:
     """Two pieces hold the last SHORT_BYTES at least, and little more than the last two reads."""
-    tail = (b"", b"")
-    for piece in pieces:
-        tail = form.with_end(tail, piece)
-    whole, kept = b"".join(pieces), b"".join(tail)
+    whole, kept = b"".join(pieces), b"".join(functools.reduce(form.with_end, pieces, (b"", b"")))
     assert whole.endswith(kept)
     assert len(kept) >= min(len(whole), bytes_path.SHORT_BYTES)
     assert len(kept) < 2 * (bytes_path.SHORT_BYTES + 900)
+
+
+@pytest.mark.parametrize("form", [fast, bytes_path])
+@given(st.lists(st.integers(1, 700) | st.integers(1, 3000), max_size=30))
+def test_a_relay_keeps_the_end_of_what_it_passed_on(form: Any, sizes: list[int]) -> None:
+    """Whole reads, SHORT_BYTES at least with their framing, and not much more; then nothing."""
+    loop: Any = asyncio.new_event_loop()
+    relay = form.Relay(form.Outlet(_Kept(), loop), float)
+    loop.close()
+    bodies = [bytes([65 + number % 26]) * size for number, size in enumerate(sizes)]
+    framed = [frame_chunk(body) for body in bodies]
+    assert all(map(relay.pass_on, framed))
+    kept = relay.take()
+    ends = [b"".join(bodies[at:]) for at in range(len(bodies) + 1)]
+    assert kept in ends
+    read = sum(map(len, framed[ends.index(kept) :]))
+    assert min(sum(map(len, framed)), bytes_path.SHORT_BYTES) <= read < 8192
+    assert relay.take() == b""
 
 
 class Collector(asyncio.Protocol):

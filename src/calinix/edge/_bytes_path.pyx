@@ -9,7 +9,10 @@ from weakref import WeakKeyDictionary
 
 from calinix.edge import bytes_path
 
+cdef enum:
+    KEPT_BYTES = 2048  # of reads that fit no more after others, one is longer than half of it
 cdef Py_ssize_t SHORT_BYTES = bytes_path.SHORT_BYTES
+assert SHORT_BYTES <= KEPT_BYTES // 2
 
 cdef extern from *:
     """
@@ -305,16 +308,30 @@ cpdef tuple with_end(tuple tail, bytes piece):
 cdef class Relay:
     cdef Outlet outlet
     cdef object clock
-    cdef tuple tail
+    cdef bytes earlier
+    cdef char recent[KEPT_BYTES]  # what came after `earlier`, or nothing
+    cdef Py_ssize_t filled
     cdef readonly Py_ssize_t events, body_bytes
     cdef readonly double last_s
 
     def __init__(self, Outlet outlet, clock):
         self.outlet = outlet
         self.clock = clock
-        self.tail = (b"", b"")
-        self.events = self.body_bytes = 0
+        self.earlier = b""
+        self.filled = self.events = self.body_bytes = 0
         self.last_s = 0.0
+
+    cdef keep(self, bytes data):
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        if size > KEPT_BYTES:
+            self.earlier = data
+            self.filled = 0
+            return
+        if size > KEPT_BYTES - self.filled:
+            self.earlier = self.recent[:self.filled]
+            self.filled = 0
+        memcpy(self.recent + self.filled, PyBytes_AS_STRING(data), size)
+        self.filled += size
 
     def pass_on(self, bytes data):
         cdef Py_ssize_t events = 0
@@ -326,13 +343,13 @@ cdef class Relay:
         self.events += events
         self.body_bytes += size
         self.last_s = self.clock()
-        self.tail = with_end(self.tail, data)
+        self.keep(data)
         self.outlet.write(data)
         return True
 
     def take(self):
-        found = (whole_chunks(self.tail[0]) or b"", whole_chunks(self.tail[1]) or b"")
-        self.tail = (b"", b"")
-        self.events = self.body_bytes = 0
+        found = whole_chunks(self.earlier + self.recent[:self.filled]) or b""
+        self.earlier = b""
+        self.filled = self.events = self.body_bytes = 0
         self.last_s = 0.0
         return found

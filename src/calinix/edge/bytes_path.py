@@ -86,13 +86,12 @@ class Relay:
         self._outlet.write(data)
         return True
 
-    def take(self) -> tuple[bytes, bytes]:
-        """The end of what was passed on since the last call, as `with_end` keeps it.
+    def take(self) -> bytes:
+        """The end of the bodies passed on since the last call, as whole reads.
 
-        What was counted until now is forgotten.
+        It was SHORT_BYTES at least with its framing, or all. What was counted is forgotten.
         """
-        earlier, latest = self._tail
-        found = (whole_chunks(earlier) or b"", whole_chunks(latest) or b"")
+        found = whole_chunks(b"".join(self._tail)) or b""
         self._tail = (b"", b"")
         self.events = self.body_bytes = 0
         self.last_s = 0.0

@@ -532,8 +532,7 @@ class Flight:
             self.chunks += relay.events
             self.written_bytes += relay.body_bytes
             self.last_token_s = last_s
-            earlier, latest = relay.take()
-            self.tail = (earlier, latest) if earlier else with_end(self.tail, latest)
+            self.tail = with_end(self.tail, relay.take())
             if not self.client_blocked:
                 self.deadline_s = max(self.deadline_s, last_s + self.gateway.timeouts.idle_s)
 
