@@ -15,6 +15,7 @@ from calinix.sim.svg_axes import Axis
 CASES = {"chat-200": "200 B prompts", "chat-32k": "32 KB prompts", "stream": "Streams"}
 """Of the side by side, those that are drawn."""
 OURS = "calinix"
+PUBLISHED = "published: the Rust seed, another machine"
 WIDTH = 640.0
 
 
@@ -61,7 +62,7 @@ def _decisions(result: suite.Result) -> str:
     for colour, one in enumerate(result.decision):
         mine = [row for row in one.callers if (row.prompt, row.pods) == ("100 words", 16)]
         lines.append(_line(one.strategy, colour, [(row.callers, row.avg_us) for row in mine]))
-    lines.append(_line("published", len(lines), list(published.DECISION_AVG_US.items())))
+    lines.append(_line(PUBLISHED, len(lines), list(published.DECISION_AVG_US.items())))
     x, y = Axis(name="callers", kind="log"), Axis(name="microseconds, average", kind="log")
     return line_chart("Routing decisions, from enqueue to plan", lines, x, y, width=WIDTH)
 

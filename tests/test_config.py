@@ -257,21 +257,6 @@ def test_all_problems_of_a_file_at_once() -> None:
     assert [line.split(":")[1] for line in found] == ["2", "3", "4", "9", "9", "10", "10"]
 
 
-@pytest.mark.parametrize(
-    ("gateway", "admin", "clash"),
-    [
-        ("{port: 7}", "{port: 7}", True),
-        ("{port: 7, host: 10.0.0.1}", "{port: 7}", False),
-        ("{port: 7}", "{port: 7, enabled: false}", False),
-        ("{port: 0}", "{port: 0}", False),
-        ("{port: 7, host: 127.0.0.1}", "{port: 7}", True),
-    ],
-)
-def test_ports_clash_only_on_one_address(gateway: str, admin: str, clash: bool) -> None:
-    """The same port is refused where both would listen on it, and only there."""
-    assert bool(problems(f"gateway: {gateway}\nadmin: {admin}\n{PODS}")) is clash
-
-
 def test_certificates_that_are_there_pass(tmp_path: Path) -> None:
     """Both files of a certificate are looked for, and found."""
     for name in ("a.crt", "a.key"):

@@ -48,7 +48,11 @@ def root(
 def serve(
     config: Annotated[Path, typer.Argument(help="The YAML file.")] = Path("config.yaml"),
     journal: Annotated[
-        Path | None, typer.Option(help="Keep a journal there for `calinix replay`; holds prompts.")
+        Path | None,
+        typer.Option(
+            help="Keep a journal there for `calinix replay`; holds prompts. With several workers "
+            "each keeps its own: FILE-0, FILE-1 and so on."
+        ),
     ] = None,
 ) -> None:
     """Run the gateway.

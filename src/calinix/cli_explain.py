@@ -118,14 +118,23 @@ def _route(
     )
 
 
+def _looked(decision: dict[str, Any]) -> bool:
+    """Whether pods were compared by what is believed cached there."""
+    candidates = [one for choice in decision["choices"] for one in choice["candidates"]]
+    return not candidates or any(one["cachedBlocks"] is not None for one in candidates)
+
+
 def _show(decision: dict[str, Any]) -> None:
     console = Console()
     prompt, predicted = decision["prompt"], decision["predicted"]
     blocks = prompt["blocks"]
+    believed = f", {predicted['cachedBlocks']} believed cached"
+    if blocks and not _looked(decision):
+        believed = f"; {decision['strategy']} does not look at caches"
     console.print(f"[bold]{decision['mode']}[/bold], strategy {decision['strategy']}")
     console.print(
-        f"prompt: about {prompt['tokens']:.0f} tokens, {blocks} full block{'s' * (blocks != 1)}, "
-        f"{predicted['cachedBlocks']} believed cached"
+        f"prompt: about {prompt['tokens']:.0f} tokens, {blocks} full block{'s' * (blocks != 1)}"
+        f"{believed}"
     )
     if not blocks:
         console.print("[dim]shorter than one block (gateway.blockSize): nothing to match by[/dim]")

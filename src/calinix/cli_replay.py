@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -17,6 +18,7 @@ from calinix.errors import ConfigError
 from calinix.sim.commands import write_json
 from calinix.sim.journal_replay import Difference, Picks, Replay, Replayed
 
+NO_GAIN = "This does not tell what would be gained: for that, use calinix simulate."
 _SHOWN = 5
 
 
@@ -46,6 +48,8 @@ def replay(
     except ConfigError as error:
         typer.echo(f"{journal}:1: {error}", err=True)
         raise typer.Exit(2) from None
+    except FileNotFoundError as error:
+        raise typer.BadParameter(f"{journal}: {error.strerror}{_of_workers(journal)}") from None
     except OSError as error:
         raise typer.BadParameter(f"{journal}: {error.strerror}") from None
     _show(console, found)
@@ -53,6 +57,20 @@ def replay(
         write_json(json, found)
     if not found.other and not found.holds:
         raise typer.Exit(1)
+
+
+def _of_workers(journal: Path) -> str:
+    """What to say where the journals of several workers lie beside one that is not there."""
+    try:
+        numbers = sorted(
+            int(one.name.removeprefix(f"{journal.name}-"))
+            for one in journal.parent.iterdir()
+            if re.fullmatch(re.escape(journal.name) + "-[0-9]{1,3}", one.name)
+        )
+    except OSError:
+        return ""
+    names = ", ".join(f"{journal}-{number}" for number in numbers)
+    return f"; written by several workers: replay each of {names}" if names else ""
 
 
 def _strategy(name: str) -> StrategyName:
@@ -94,6 +112,7 @@ def _show(console: Console, found: Replayed) -> None:
             "where they went"
         )
         console.print(_picks(found.recorded, found.replayed, found.strategy))
+        console.print(NO_GAIN, style="dim", highlight=False)
         return
     verdict = "[green]all equal[/green]" if found.holds else "[red]not all are equal[/red]"
     console.print(f"{found.routes} routes, {found.equal} with the same plan: {verdict}")

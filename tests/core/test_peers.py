@@ -15,11 +15,9 @@ from calinix.core.events import (
     PodRestarted,
     ReplicaFacts,
     ReplicaGone,
-    RoleFacts,
 )
 from calinix.core.kv import Chain
 from calinix.core.peers import MAX_PEERS
-from calinix.core.replicas import ECHO_S
 from calinix.core.requests import RefusalReason
 from calinix.core.router import Router
 from routing import ask, fail, finish, make_config, make_router, pods, refused, text
@@ -180,7 +178,7 @@ def test_a_worker_that_is_gone_leaves_nothing() -> None:
     """Its load, its room on full pods and what it had under way go with it."""
     router = make_router(make_config(single=pods("single", 1, max_conns=4)))
     chain = chain_of(router, text(4))
-    say(router, inflight=4.0)
+    router.observe(ReplicaFacts("b", (PodFacts("single-0", 4.0),), sync_s=0.02), 1.0)
     tell(router, records.routed(1, 0, records.NO_SLOT, chain))
     assert refused(router).reason is RefusalReason.FULL
     assert router._state.ledger.full == 1
@@ -189,89 +187,6 @@ def test_a_worker_that_is_gone_leaves_nothing() -> None:
     assert router._state.replicas.inflight is None
     assert held(router) == [0]
     router.observe(ReplicaGone("b"), 2.0)  # harmless
-
-
-def say(
-    router: Router, who: str = "b", now: float = 1.0, sync_s: float = 0.02, **load: float
-) -> None:
-    """Another worker's load on the first pod."""
-    pod = router.pods()[0].id
-    roles = (RoleFacts("single", 10.0, 100.0),)
-    router.observe(ReplicaFacts(who, (PodFacts(pod, **load),), roles, sync_s=sync_s), now)
-
-
-def test_max_conns_is_for_all_workers_together() -> None:
-    """The others' requests leave less room, and none of them is ever given back here."""
-    router = make_router(make_config(single=pods("single", 1, max_conns=4)))
-    say(router, inflight=2.0)
-    plans = [ask(router), ask(router)]
-    assert router._state.ledger.full == 1
-    say(router, inflight=1.0)
-    plans.append(ask(router))
-    assert router._state.ledger.full == 1
-    for plan in plans:
-        finish(router, plan)
-    say(router, inflight=0.0)
-    assert router._state.ledger.full == 0
-    # Gateways that report once a second are too late for that.
-    say(router, who="far", inflight=9.0, sync_s=1.0)
-    assert router._state.ledger.full == 0
-
-
-def test_until_the_next_report_the_others_do_the_same() -> None:
-    """Each own request counts for each other worker, from two on its next too, until it reports."""
-    router = make_router(make_config(single=1))
-    say(router, who="b")
-    say(router, who="c")
-    ask(router)
-    assert others(router) == 2.0
-    ask(router)
-    assert others(router) == 6.0
-    say(router, who="b", inflight=1.0)
-    assert others(router) == 5.0
-    say(router, who="c")
-    assert others(router) == 3.0
-    say(router, who="b", inflight=1.0)
-    say(router, who="c")
-    assert others(router) == 1.0
-
-
-def test_workers_that_say_nothing_did_not_do_the_same() -> None:
-    """After ECHO_S without a word, what was supposed of the others holds up no request."""
-    router = make_router(make_config(single=1))
-    say(router)
-    ask(router, 64)
-    assert others(router) == 1.0
-    ask(router, now=1.0 + ECHO_S / 2)
-    assert others(router) == 3.0
-    ask(router, now=1.0 + 2 * ECHO_S)
-    assert others(router) == 1.0  # by this one alone
-    replicas = router._state.replicas
-    assert replicas.work is not None
-    assert replicas.work[0] < 200.0
-
-
-def test_what_is_supposed_ends_with_the_request() -> None:
-    """Short requests, one after the other, do not add up to a crowd that is not there."""
-    router = make_router(make_config(single=1))
-    say(router)
-    for _ in range(20):
-        finish(router, ask(router))
-    assert others(router) == 0.0
-    plans = [ask(router), ask(router)]
-    assert others(router) == 3.0
-    say(router, now=1.01)
-    fail(router, plans.pop(), Failure.CANCELLED)
-    assert others(router) == 1.0  # what a report has settled already is not given back again
-
-
-def test_a_worker_that_stands_still_leaves_room() -> None:
-    """One that is silent for ten seconds takes no part of maxConns any more, dead or not."""
-    router = make_router(make_config(single=pods("single", 1, max_conns=4)))
-    say(router, inflight=4.0)
-    assert refused(router).reason is RefusalReason.FULL
-    router.tick(20.0)
-    assert router._state.ledger.full == 0
 
 
 def test_tickets_of_peers_are_never_alike() -> None:
@@ -294,13 +209,6 @@ def test_of_very_long_prompts_the_head_is_told() -> None:
         heard = Told()
         records.deliver(told, heard)
         assert heard.all[0][-1] == whole.head(records.MAX_BLOCKS)
-
-
-def others(router: Router) -> float:
-    """Requests of others on the first pod."""
-    inflight = router._state.replicas.inflight
-    assert inflight is not None
-    return inflight[0]
 
 
 def test_sessions_and_stored_answers_of_others() -> None:

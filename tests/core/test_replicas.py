@@ -126,7 +126,7 @@ def test_sums_that_follow_changes_are_the_sums(steps: list[Any]) -> None:
         elif isinstance(step, int):
             replicas.over(step - 2, now - 0.005)
         elif step == "lapse":
-            replicas.lapse()
+            replicas.lapse(now)
         elif isinstance(step, str):
             replicas.forget(step)
         else:

@@ -6,10 +6,15 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
+from typing import Any, cast
+
+import pytest
 
 import kit
 from calinix.edge.bus import Drained, Hello, Kind, Link, drained_of, packed
-from calinix.gateway.workers import HUNG_LOOKS, Workers
+from calinix.gateway.workers import HUNG_LOOKS, SILENT_LOOKS, Workers
+from calinix.gateway.workers_admin import WorkersAdmin
+from routing import make_config
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 NOBODY = ["/nowhere/calinix"]
@@ -94,6 +99,90 @@ async def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
     assert (first.returncode, seat.restarts) == (-signal.SIGKILL, 1)
     await workers.kill()
     played.close()
+
+
+@kit.on_loop
+async def test_nobody_asks_a_worker_that_is_silent(tmp_path: Path) -> None:
+    """Two looks without a word are usual; after more, another one answers for all."""
+    workers = Workers(1, lambda _: SLEEPS, tmp_path, 1.0)
+    starting = asyncio.ensure_future(workers.start())
+    seat, played = workers.seats[0], Played(workers)
+    await played.join()
+    assert await starting == 0
+    seat.silent_looks = SILENT_LOOKS
+    assert list(workers.running()) == [seat]
+    workers.look()
+    assert not list(workers.running())
+    await workers.kill()
+    played.close()
+
+
+@kit.on_loop
+async def test_who_is_to_hurry_and_does_not_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that stands still does not hold up a second SIGTERM until the drain's time is up."""
+    monkeypatch.setattr("calinix.gateway.workers.HURRY_S", 0.05)
+    workers = Workers(1, lambda _: SLEEPS, tmp_path, drain_s=600.0)
+    starting = asyncio.ensure_future(workers.start())
+    played = Played(workers)
+    await played.join()
+    assert await starting == 0
+    stopping = asyncio.ensure_future(workers.stop())
+    workers.hurry()
+    await asyncio.wait_for(stopping, 30.0)
+    played.close()
+
+
+@kit.on_loop
+async def test_who_dies_under_a_scrape_is_counted_once(tmp_path: Path) -> None:
+    """Its last counts were put aside when it ended; an answer that it gave before adds nothing."""
+    workers = Workers(1, lambda _: SLEEPS, tmp_path, 1.0)
+    admin = WorkersAdmin(make_config(single=1), workers, asyncio.get_running_loop())
+    starting = asyncio.ensure_future(workers.start())
+    seat, played = workers.seats[0], Played(workers)
+    await played.join()
+    assert await starting == 0
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await may_answer.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n# TYPE served_total counter\nserved_total 5\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, str(workers.admin_socket(seat)))
+    request = Asked()
+    may_answer.set()
+    await admin._metrics(cast("Any", request))
+    assert b"served_total 5.0" in request.body
+    asked.clear()
+    may_answer.clear()
+    scrape = asyncio.ensure_future(admin._metrics(cast("Any", request)))
+    await asked.wait()
+    assert seat.process is not None
+    seat.process.kill()
+    await kit.until(lambda: not seat.ready, "its end is known")
+    may_answer.set()
+    await scrape
+    assert b"served_total 5.0" in request.body
+    await workers.kill()
+    server.close()
+    played.close()
+
+
+class Asked:
+    """A request at the admin port that keeps its answer."""
+
+    def __init__(self) -> None:
+        self.conn = self
+        self.body = b""
+
+    def respond(self, status: int, lines: bytes, body: bytes) -> None:
+        """The answer."""
+        assert (status, b"text/plain" in lines) == (200, True)
+        self.body = body
 
 
 @kit.on_loop

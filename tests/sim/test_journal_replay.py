@@ -99,7 +99,10 @@ def test_another_strategy_says_what_it_would_have_picked(tmp_path: Path) -> None
     assert found.replayed.cached_token_ratio < found.recorded.cached_token_ratio
     result = CliRunner().invoke(app, ["replay", str(path), "--strategy", "roundRobin"])
     assert result.exit_code == 0
-    assert "would have sent 25.0%" in " ".join(result.output.split())
+    said = " ".join(result.output.split())
+    assert "would have sent 25.0%" in said
+    # A mean TTFT of each stands there, and invites to compare them.
+    assert "This does not tell what would be gained: for that, use calinix simulate." in said
 
 
 def test_what_was_refused_then_holds_nothing_now(tmp_path: Path) -> None:
@@ -131,6 +134,27 @@ def test_figures_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["replay", str(path), "--json", str(tmp_path / "no" / "f")])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
     assert "cannot write" in result.output
+
+
+def test_journals_of_several_workers_are_named(tmp_path: Path) -> None:
+    """Where FILE is not there but FILE-0 and others are: those, in order, and nothing like them."""
+    path = tmp_path / "w[1].jsonl"
+    result = CliRunner().invoke(app, ["replay", str(path)], env={"COLUMNS": "1000"})
+    assert result.exit_code == 2
+    assert "No such file or directory" in result.output
+    assert "workers" not in result.output
+    for name in ("-10", "-2", "-0", "-0.1", "-x"):
+        (tmp_path / f"{path.name}{name}").touch()
+    result = CliRunner().invoke(app, ["replay", str(path)], env={"COLUMNS": "1000"})
+    assert result.exit_code == 2
+    names = ", ".join(f"{path}-{number}" for number in (0, 2, 10))
+    assert f"written by several workers: replay each of {names} " in result.output
+
+
+def test_serve_says_where_several_workers_write() -> None:
+    """`serve --help` names the files that `replay` is to be given then."""
+    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"})
+    assert "FILE-0, FILE-1" in result.output
 
 
 def test_an_unknown_strategy_is_refused(tmp_path: Path) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import kit
 from calinix.errors import BadRequest
-from calinix.sim.mock_faults import MAX_FAULTS, Fault, FaultSet, faults_from_json, faults_from_text
+from calinix.sim.mock_faults import (
+    MAX_FAULTS,
+    Fault,
+    FaultKind,
+    FaultSet,
+    faults_from_json,
+    faults_from_text,
+)
 from calinix.sim.mock_pod import MockPod
 from calinix.sim.pod_model import PodFigures
 
@@ -33,6 +40,18 @@ def test_faults_that_are_none(text: str) -> None:
     """Unknown kinds and settings, and values out of bounds, are refused."""
     with pytest.raises(BadRequest, match="not a fault"):
         faults_from_text(text)
+
+
+def test_a_kind_that_is_none_is_told_with_those_that_are() -> None:
+    """On the command line and as JSON; of another mistake the kinds are not told."""
+    for as_json in (b"", b'{"kind":"foo"}', b'[{"kind":"hang"},{"kind":"foo"}]'):
+        with pytest.raises(BadRequest) as caught:
+            faults_from_json(as_json) if as_json else faults_from_text("foo")
+        assert "'foo'" in caught.value.message
+        assert caught.value.message.endswith(f"; there are {', '.join(get_args(FaultKind))}")
+    with pytest.raises(BadRequest) as caught:
+        faults_from_text("slow:factor=0")
+    assert "there are" not in caught.value.message
 
 
 def test_faults_as_json() -> None:

@@ -196,6 +196,22 @@ def test_settings_reach_the_scenario_and_the_gateway() -> None:
     check(task)
 
 
+def test_the_row_is_of_the_strategy_that_ran() -> None:
+    """Settings below gateway.strategy are taken; another strategy in its place is not."""
+    own = "gateway.strategy.predictive.crowding=1"
+    _, scenario = named(Task("azure-conversation", "predictive", 1, changes=own))
+    assert scenario.settings["gateway"]["strategy"] == {"predictive": {"crowding": 1}}
+    for task in (
+        Task("azure-conversation", "predictive", 1, changes="gateway.strategy=leastLoad"),
+        Task("azure-conversation", "predictive:gateway.strategy.name=leastLoad", 1),
+    ):
+        with pytest.raises(ValueError, match="write --strategy leastLoad"):
+            named(task)
+    result = simulate(*SMALL, "--strategy", "predictive", "--set", "gateway.strategy=leastLoad")
+    assert result.exit_code == 2
+    assert "write --strategy leastLoad" in re.sub(r"[\s│]+", " ", result.output)
+
+
 def test_settings_are_as_in_the_file() -> None:
     """Dotted keys, YAML values."""
     assert parsed("a.b=1; a.c=[x, true];d=text") == {"a": {"b": 1, "c": ["x", True]}, "d": "text"}
@@ -210,7 +226,13 @@ def test_settings_are_as_in_the_file() -> None:
             "controller.stepMs=1",
             r"^controller\.stepMs: expected an integer from 50 to 60000, found 1$",
         ),
-        ("gateway.strategy.name=best", r"^gateway\.strategy\.name: expected .*random.*, found"),
+        ("gateway.strategy=leastLoad", r"^gateway\.strategy is .* --strategy leastLoad$"),
+        ("gateway.strategy.name=best", r"^gateway\.strategy\.name is .* --strategy best$"),
+        ("gateway={strategy: {name: random}}", r"^gateway\.strategy\.name is not to be set here"),
+        (
+            "gateway.strategy.predictive.crowding=-1",
+            r"^gateway\.strategy\.predictive\.crowding: expected a number .*, found -1",
+        ),
         ("gateway.limits=7", r"^gateway\.limits: expected "),
         ("scenario.noise=much", r"^scenario\.noise: expected a number .*, found 'much'"),
         ("scenario.speeds=[2, 0]", r"^scenario\.speeds\[1\]: expected a number .*, found 0$"),

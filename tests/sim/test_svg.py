@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import xml.etree.ElementTree as ET
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calinix.sim.svg import Bar, Line, bar_chart, compact, heat_map, line_chart
+from calinix.sim.svg import DARK, LIGHT, Bar, Floats, Line, bar_chart, compact, heat_map, line_chart
 from calinix.sim.svg_axes import Axis, Kind
 
 X, Y = Axis(name="seconds"), Axis(name="requests")
@@ -52,6 +53,56 @@ def test_heights_are_where_the_axis_says() -> None:
     heights = [float(pair.split()[1]) for pair in re.split("[ML]", path)[1:]]
     assert heights[0] > heights[1] > heights[2]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "highest", "label"),
+    [("linear", 31.0, "40"), ("linear", 30.0, "30"), ("log", 92.0, "100"), ("log", 2.1, "3")],
+)
+def test_the_highest_value_is_between_two_labels(kind: Kind, highest: float, label: str) -> None:
+    """The axis of heights ends at a label, at or over the highest value."""
+    axis = Axis(name="s", kind=kind)
+    root = parsed(line_chart("t", [line("a", 0.1, 1, highest)], X, axis))
+    marks = [one for one in root.iter(f"{SVG}text") if one.attrib.get("text-anchor") == "end"]
+    highest_mark = min(marks, key=lambda one: float(one.attrib["y"]))
+    assert highest_mark.text == label
+    assert float(highest_mark.attrib["y"]) - 4 == pytest.approx(30, abs=0.1)
+
+
+def test_an_end_that_is_asked_for_stays() -> None:
+    """An axis that is said to end somewhere ends there, tick or not."""
+    scale = Axis(name="s", most=0.95).over([np.array([0.1, 0.5])], 0.0, 100.0, to_a_tick=True)
+    assert scale.places(np.array([0.95])).tolist() == [100.0]
+
+
+@pytest.mark.parametrize("kind", ["linear", "log"])
+@given(low=st.floats(1e-6, 1e6), factor=st.floats(1.0, 1e6))
+def test_any_axis_can_end_at_a_tick(kind: Kind, low: float, factor: float) -> None:
+    """Whatever the range: the last tick is the end, nothing is cut, and ticks stay few."""
+    values = np.array([low, low * factor])
+    scale = Axis(name="s", kind=kind).over([values], 0.0, 100.0, to_a_tick=True)
+    ticks = scale.ticks()
+    assert ticks[-1][0] == pytest.approx(100.0, abs=0.01)
+    assert len(ticks) <= 14
+    plain = Axis(name="s", kind=kind).over([values], 0.0, 100.0)
+    assert scale.places(values)[1] <= plain.places(values)[1] + 1e-6
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_no_two_series_look_alike(colours: tuple[str, ...]) -> None:
+    """Any two colours of one picture are far apart as eyes see it (distance in CIE Lab)."""
+    for one, other in itertools.combinations(colours, 2):
+        assert np.linalg.norm(lab(one) - lab(other)) > 35, (one, other)
+
+
+def lab(colour: str) -> Floats:
+    """An sRGB colour as hexadecimal digits in CIE Lab, under D65."""
+    rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (0, 2, 4)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    shares = np.array(to_xyz) @ linear / [0.95047, 1.0, 1.08883]
+    x, y, z = np.where(shares > 0.008856, np.cbrt(shares), 7.787 * shares + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 def test_what_is_not_known_leaves_a_gap() -> None:

@@ -24,6 +24,8 @@ POD_LISTS = (
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*\.?")
 ENDPOINT = "expected http://host:port or https://host:port"
 DEFAULT_PORTS = {"http": 80, "https": 443}
+LAST_PORT = 65535
+PORT = re.compile(r":([0-9]{1,20})$")
 FILES = (
     "gateway.tls.certFile",
     "gateway.tls.keyFile",
@@ -31,6 +33,8 @@ FILES = (
     "upstreams.tls.caFile",
 )
 ANY_HOST = {"0.0.0.0", "::"}  # noqa: S104
+THIS_MACHINE = ANY_HOST | {"localhost", "127.0.0.1", "::1"}
+"""Hosts that lead to this machine, those that mean any address of it too."""
 
 Fault = tuple[str, str]
 """(path, what is wrong)"""
@@ -156,13 +160,60 @@ def ports_differ(draft: Draft) -> Iterator[Fault]:
         yield where, f"expected two ports, found {port} for both gateway.port and admin.port"
 
 
+def no_pod_is_the_gateway(draft: Draft) -> Iterator[Fault]:
+    """A pod's address is none that the gateway listens on: its requests would come back for ever.
+
+    Another machine's name for this one cannot be seen here.
+    """
+    own = [("gateway", draft.get("gateway.host", Gateway().host), Gateway().port)]
+    if draft.get("admin.enabled", True) is not False:
+        own.append(("admin", draft.get("admin.host", Admin().host), Admin().port))
+    for group in POD_LISTS:
+        for path, pod in draft.pods(group):
+            url = pod.get("url")
+            _, endpoint, fault = read_url(url) if isinstance(url, str) else ("", "", "none")
+            if fault:
+                continue
+            host, _, port = endpoint.partition("://")[2].rpartition(":")
+            for section, listening, default in own:
+                key = f"{section}.port"
+                bound = draft.get(key, default if draft.absent(key) else None)
+                if port == str(bound) and _leads_to(_plain(host), _plain(str(listening))):
+                    text = f"expected a pod, {quoted(str(url))} is this gateway itself"
+                    yield f"{path}.url", f"{text}: {key} is {bound}; write the engine's port"
+
+
+def _leads_to(host: str, listening: str) -> bool:
+    """Whether who connects to `host` comes to this machine where it listens on `listening`."""
+    if host == listening or {host, listening} <= THIS_MACHINE:
+        return True
+    return listening in ANY_HOST and _is_loopback(host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _plain(host: str) -> str:
+    """A host in one spelling."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().removesuffix(".")
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
 def _no_ports(endpoint: str, ranks: int) -> str:
     """What is wrong with the ports that data parallel ranks have at an endpoint; '' is nothing."""
     if endpoint.startswith("ipc:"):
         return f"expected tcp for ranks, found {quoted(endpoint)}" if ranks > 1 else ""
     port = int(endpoint.rpartition(":")[2])
-    if port + ranks - 1 > 65535 or (port == 0 and ranks > 1):
-        return f"expected ports up to 65535 for {ranks} ranks, found {quoted(endpoint)}"
+    if port + ranks - 1 > LAST_PORT or (port == 0 and ranks > 1):
+        return f"expected ports up to {LAST_PORT} for {ranks} ranks, found {quoted(endpoint)}"
     return ""
 
 
@@ -258,6 +309,7 @@ RULES: tuple[Callable[[Draft], Iterator[Fault]], ...] = (
     models_stand_once,
     rests_are_in_order,
     ports_differ,
+    no_pod_is_the_gateway,
     the_threshold_can_hold,
     kv_events_have_an_address,
     one_process_binds,
@@ -277,7 +329,10 @@ def read_url(url: str) -> tuple[str, str, str]:
         return "", "", text
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        host, said = parts.hostname or "", PORT.search(parts.netloc)
+        if said and not 0 < int(said[1]) <= LAST_PORT:
+            return "", "", f"{text}; a port is from 1 to {LAST_PORT}"
+        port = parts.port
     except ValueError:
         return "", "", text
     if "://" not in url:
@@ -287,7 +342,7 @@ def read_url(url: str) -> tuple[str, str, str]:
     root = f"{parts.scheme}://{parts.netloc}"
     if parts.path not in {"", "/"} or "?" in url or "#" in url:
         return "", "", f"{text}; remove what follows {quoted(root)}"
-    if port == 0 or not _is_host(host, parts.netloc) or parts.netloc.endswith(":"):
+    if not _is_host(host, parts.netloc) or parts.netloc.endswith(":"):
         return "", "", text
     return root, f"{parts.scheme}://{host}:{port or DEFAULT_PORTS[parts.scheme]}", ""
 

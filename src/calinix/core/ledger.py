@@ -141,15 +141,11 @@ class Ledger:
         self.full: HostBitmap = 0
         """Pods with inflight >= maxConns."""
         self.others: Values | None = None
-        """Requests by slot that other workers of this gateway have there."""
+        """Requests by slot that other workers of this gateway have there, or are taken to have."""
 
     def __len__(self) -> int:
         """How many leases are open."""
         return len(self.leases)
-
-    def backlog_tokens(self, slot: int) -> float:
-        """The pod's uncached prompt tokens before their first token."""
-        return self.loads.prefill_tokens[slot]
 
     def is_idle(self, slot: int) -> bool:
         """Whether no open lease speaks of the slot."""

@@ -326,10 +326,10 @@ class Observer:
 
     def _echo_no_more(self, lease: Lease) -> None:
         """What it let suppose of other workers goes with it."""
-        over, prefill = self._state.replicas.over, lease.prefill
-        over(lease.pod.slot, lease.opened_s)
-        if prefill is not None:
-            over(prefill.slot, lease.opened_s)
+        for pod in (lease.pod, lease.prefill):
+            if pod is not None:
+                self._state.replicas.over(pod.slot, lease.opened_s)
+                self._ledger.recheck(pod.slot)
 
     def _judge(self, pod: Pod, lease: Lease, failure: Failure | None, now: float) -> None:
         """What an answer that is no good one says of the pod. None: nothing (3xx, 4xx)."""

@@ -101,10 +101,12 @@ class Planner:
 
     def _echo(self, lease: Lease) -> None:
         """Other workers of this gateway are taken to do the same, until they say what they did."""
-        echo, prefill, now = self._state.replicas.echo, lease.prefill, lease.opened_s
-        echo(lease.pod.slot, lease.effort if prefill is None else 0.0, now)
+        state, prefill, now = self._state, lease.prefill, lease.opened_s
+        state.replicas.echo(lease.pod.slot, lease.effort if prefill is None else 0.0, now)
+        state.ledger.recheck(lease.pod.slot)
         if prefill is not None:
-            echo(prefill.slot, lease.effort, now)
+            state.replicas.echo(prefill.slot, lease.effort, now)
+            state.ledger.recheck(prefill.slot)
 
     def _write_down(self, request: RouteRequest, lease: Lease) -> None:
         """What a plan brings with it, beside its load."""

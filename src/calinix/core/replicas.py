@@ -35,6 +35,20 @@ _COLUMNS: Final = 5
 _KEEP = 0.7
 
 
+class _Echo:
+    """What another worker is taken to have routed to a pod since its last report."""
+
+    __slots__ = ("began_s", "requests", "routed", "work")
+
+    def __init__(self, began_s: float):
+        self.began_s = began_s
+        self.requests = 0
+        """Those that it may be about to route are among them; not so here:"""
+        self.routed = 0
+        self.work = 0.0
+        """In tokens."""
+
+
 class _Replica:
     """The last report of one replica, and what several of them say."""
 
@@ -47,8 +61,8 @@ class _Replica:
         """Inflight requests, work, context; tokens and seconds of the rates."""
         self.slots: list[int] = []
         """Those that its last report speaks of; all others are 0."""
-        self.echoed: dict[int, tuple[int, float]] = {}
-        """Slot -> (requests, work tokens) routed here since its last report, if it is a worker."""
+        self.echoed: dict[int, _Echo] = {}
+        """By slot, if it is a worker: what was routed here since its last report."""
         self.said: dict[Role, RoleFacts] = {}
         self.flow: dict[Role, tuple[float, float]] = {}
         """Role -> (requests a second, work tokens a second)."""
@@ -72,9 +86,9 @@ class Replicas:
         self._table = table
         self._known: dict[str, _Replica] = {}
         self.in_workers: Values | None = None
-        """Requests that other workers of this gateway have, as they say."""
+        """Requests of other workers of this gateway: what they say, and their echoes of ours."""
         self.moved: list[int] = []
-        """Slots where the last report changed that."""
+        """Slots where the last call of `absorb` or `lapse` changed that."""
         self.inflight: Values | None = None
         """Of all others, and what those workers are taken to have done since. Likewise:"""
         self.work: Values | None = None
@@ -82,7 +96,7 @@ class Replicas:
         self.rate_tokens: Values | None = None
         self.rate_s: Values | None = None
         self.lapse_s = float("inf")
-        """When what workers are taken to have done has to be given up."""
+        """When some of what workers are taken to have done has to be given up."""
         self._workers: list[_Replica] = []
         """Those of this gateway: what it does, each of them is doing as well."""
         self._rates_s = float("-inf")
@@ -125,7 +139,7 @@ class Replicas:
         if self.inflight is None or one.is_worker != was_worker:
             one.echoed = {}
             self._sum()
-        self._take(one, event.pods)
+        self._take(one, event.pods, now)
         if one.is_worker and now < self._rates_s:
             return False
         self._rates_s = now + RATES_S
@@ -136,39 +150,54 @@ class Replicas:
         """A request was routed to the slot: until the other workers report, they did the same.
 
         Without it a burst that reaches all of them at once would find each of them choosing as if
-        it were alone. It lasts as long as the request, and at most ECHO_S.
+        it were alone, and fill what room there is. It lasts as long as the request, and at most
+        ECHO_S.
         """
-        if self.inflight is None or self.work is None or not self._workers:
+        if self.inflight is None or self.work is None or self.in_workers is None:
             return
-        self.lapse_s = now + ECHO_S
+        self.lapse_s = min(self.lapse_s, now + ECHO_S)
         for one in self._workers:
-            requests, work = one.echoed.get(slot, (0, 0.0))
-            one.echoed[slot] = (requests + 1, work + work_tokens)
-            self.inflight[slot] += _supposed(requests + 1) - _supposed(requests)
+            found = one.echoed.get(slot)
+            if found is None:
+                found = one.echoed[slot] = _Echo(now)
+            self.inflight[slot] += _supposed(found.requests + 1) - _supposed(found.requests)
             self.work[slot] += work_tokens
+            self.in_workers[slot] += 1.0
+            found.requests += 1
+            found.routed += 1
+            found.work += work_tokens
 
     def over(self, slot: int, began_s: float) -> None:
         """A request that was routed to the slot has ended, and what it let suppose of others."""
-        if self.inflight is None:
+        if self.inflight is None or self.in_workers is None:
             return
         for one in self._workers:
-            requests, work = one.echoed.get(slot, (0, 0.0))
-            if requests and began_s >= one.true_s:
-                one.echoed[slot] = (requests - 1, work)
-                self.inflight[slot] += _supposed(requests - 1) - _supposed(requests)
+            found = one.echoed.get(slot)
+            if found is not None and found.routed and began_s >= found.began_s:
+                self.inflight[slot] += _supposed(found.requests - 1) - _supposed(found.requests)
+                self.in_workers[slot] -= 1.0
+                found.requests -= 1
+                found.routed -= 1
 
-    def lapse(self) -> None:
+    def lapse(self, now: float) -> None:
         """Workers that have not spoken for ECHO_S have had nothing to tell."""
-        self.lapse_s = float("inf")
+        self.lapse_s, self.moved = float("inf"), []
         for one in self._workers:
-            self._echo_no_more(one)
+            for slot, found in list(one.echoed.items()):
+                due_s = found.began_s + ECHO_S
+                if due_s <= now:
+                    self._give_up(one, slot)
+                else:
+                    self.lapse_s = min(self.lapse_s, due_s)
 
-    def _echo_no_more(self, one: _Replica) -> None:
-        if self.inflight is not None and self.work is not None:
-            for slot, (requests, work) in one.echoed.items():
-                self.inflight[slot] -= _supposed(requests)
-                self.work[slot] -= work
-        one.echoed = {}
+    def _give_up(self, one: _Replica, slot: int) -> None:
+        """It is not taken to have done what was routed to the slot here."""
+        found = one.echoed.pop(slot)
+        if self.inflight is not None and self.work is not None and self.in_workers is not None:
+            self.inflight[slot] -= _supposed(found.requests)
+            self.work[slot] -= found.work
+            self.in_workers[slot] -= found.routed
+            self.moved.append(slot)
 
     def forget(self, replica: str) -> None:
         """It has ended."""
@@ -224,7 +253,7 @@ class Replicas:
                 _KEEP * old[1] + (1.0 - _KEEP) * fresh[1],
             )
 
-    def _take(self, one: _Replica, pods: Sequence[PodFacts]) -> None:
+    def _take(self, one: _Replica, pods: Sequence[PodFacts], now: float) -> None:
         """Its columns say this, and nothing of what they said before; the sums follow."""
         rate_tokens, rate_s = one.columns[_LOADS:]
         before, one.slots, self.moved = one.slots, [], []
@@ -241,13 +270,12 @@ class Replicas:
                 rate_tokens[slot] = rate_s[slot] = 0.0
                 self._move(one, slot, (0.0, 0.0, 0.0))
         # What it is about to do now is in no report; it may well go where it went just before.
-        if one.echoed:
-            again = [slot for slot, (requests, _) in one.echoed.items() if requests > 1]
-            self._echo_no_more(one)
-            for slot in again:
-                one.echoed[slot] = (1, 0.0)
-                if self.inflight is not None:
-                    self.inflight[slot] += _supposed(1)
+        for slot, found in list(one.echoed.items()):
+            self._give_up(one, slot)
+            if found.requests > 1 and self.inflight is not None:
+                again = one.echoed[slot] = _Echo(now)
+                again.requests = 1
+                self.inflight[slot] += _supposed(1)
 
     def _move(self, one: _Replica, slot: int, loads: tuple[float, float, float]) -> None:
         """What it has on one pod, and with it the sums."""
@@ -277,9 +305,11 @@ class Replicas:
             if self.in_workers is not None:
                 for slot in one.slots:
                     self.in_workers[slot] += one.columns[0][slot]
-            for slot, (requests, work) in one.echoed.items():
-                loads[0][slot] += _supposed(requests)
-                loads[1][slot] += work
+            for slot, found in one.echoed.items():
+                loads[0][slot] += _supposed(found.requests)
+                loads[1][slot] += found.work
+                if self.in_workers is not None:
+                    self.in_workers[slot] += found.routed
         self.inflight, self.work, self.context = loads
 
     def _sum_rates(self) -> None:

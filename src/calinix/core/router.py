@@ -235,7 +235,9 @@ class Router:
         if now >= state.ledger.next_release_s:
             state.ledger.release_due(now, _RELEASES_PER_CALL)
         if now >= state.replicas.lapse_s:
-            state.replicas.lapse()
+            state.replicas.lapse(now)
+            for slot in state.replicas.moved:
+                state.ledger.recheck(slot)
 
     def _eject_slow(self, now: float) -> None:
         """Grey failures: alive, but far slower per token than the median of their peers."""

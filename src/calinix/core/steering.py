@@ -86,6 +86,7 @@ class Steering:
         state.late_s = now + LATE * self._period_s
         if state.replicas.refresh(now):
             without_some(state)
+        state.ledger.others = state.replicas.in_workers  # summed up anew
         self._count_completions(now)
         for role in ROLES:
             members = state.table.role(role)

@@ -23,6 +23,8 @@ def record_of(flight: Flight, now: float, error: str, usage: Usage | None) -> Re
     plan = flight.plan
     received_s = flight.request.received_at
     first_s = flight.first_token_s
+    # Some events carry several tokens, some none; what the pod counted is better.
+    steps = ((usage and usage.output_tokens) or flight.chunks) - 1
     return RequestRecord(
         request_id=flight.route_request.request_id,
         endpoint=flight.client.label,
@@ -35,9 +37,7 @@ def record_of(flight: Flight, now: float, error: str, usage: Usage | None) -> Re
         e2e_us=int((now - received_s) * 1e6),
         ttft_us=int((first_s - received_s) * 1e6) if first_s else None,
         itl_us=(
-            int((flight.last_token_s - first_s) * 1e6 / (flight.chunks - 1))
-            if first_s and flight.chunks > 1
-            else None
+            int((flight.last_token_s - first_s) * 1e6 / steps) if first_s and steps > 0 else None
         ),
         decision_us=int(flight.decision_s * 1e6),
         prompt_blocks=plan.prompt_blocks if plan else 0,

@@ -27,6 +27,10 @@ LOOK_S: Final = 1.0
 """How often it is looked whether each has said something; they do so at least as often."""
 HUNG_LOOKS: Final = 30
 """One that was silent at so many looks in a row stands still, and is killed."""
+SILENT_LOOKS: Final = 2
+"""One that was silent at more is not asked for anything: whoever asks would wait in vain."""
+HURRY_S: Final = 2.0
+"""One that is to end at once and is still there after so long is killed."""
 LATE_S: Final = 5.0
 """How long over its time a worker that is to end may take before it is killed."""
 
@@ -86,8 +90,8 @@ class Workers:
         self._looking: asyncio.TimerHandle | None = None
 
     def running(self) -> Iterator[Seat]:
-        """Those whose ports are open."""
-        return (seat for seat in self.seats if seat.ready)
+        """Those whose ports are open, and that do not stand still."""
+        return (s for s in self.seats if s.ready and s.silent_looks <= SILENT_LOOKS)
 
     def admin_socket(self, seat: Seat) -> Path:
         """Where the worker's own admin answers."""
@@ -131,6 +135,8 @@ class Workers:
     def hurry(self) -> None:
         """They are not to wait for what is under way."""
         self._tell_to_stop(b"!")
+        for seat in self.seats:
+            self._loop.call_later(HURRY_S, _kill, seat.process)
 
     def reload(self, pod_ids: Container[str]) -> None:
         """They are to read the file again; of pods that are not in it, nothing is kept."""

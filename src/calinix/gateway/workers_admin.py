@@ -108,8 +108,8 @@ class WorkersAdmin:
     async def _metrics(self, request: Request) -> None:
         names = [seat.name for seat in self._workers.seats]
         for seat, answer in await self._ask_all("/metrics"):
-            # It may have ended meanwhile, and another one sit there.
-            if seat.name == names[seat.index] and answer.status == 200:
+            # It may have ended meanwhile, and its counts have been put aside for good.
+            if seat.ready and seat.name == names[seat.index] and answer.status == 200:
                 self._merged.take(seat.name, answer.body.decode())
         request.conn.respond(200, _METRICS, self._merged.exposition(self._families()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -40,7 +40,7 @@ def faults_from_json(body: bytes) -> list[Fault]:
     try:
         faults = _decoder.decode(body)
     except msgspec.MsgspecError as error:
-        raise BadRequest(f"not a fault: {error}") from error
+        raise BadRequest(f"not a fault: {_said(error)}") from error
     return faults if isinstance(faults, list) else [faults]
 
 
@@ -56,8 +56,14 @@ def faults_from_text(text: str) -> list[Fault]:
         try:
             faults.append(msgspec.convert(fields, Fault, strict=False))
         except msgspec.ValidationError as error:
-            raise BadRequest(f"not a fault: {one!r}: {error}") from error
+            raise BadRequest(f"not a fault: {one!r}: {_said(error)}") from error
     return faults
+
+
+def _said(error: msgspec.MsgspecError) -> str:
+    """What is wrong; of a kind that is none, also which there are."""
+    text = str(error)
+    return f"{text}; there are {', '.join(get_args(FaultKind))}" if ".kind`" in text else text
 
 
 class _Active:

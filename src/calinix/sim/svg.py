@@ -18,12 +18,12 @@ from calinix.sim.svg_axes import Axis
 Floats = npt.NDArray[np.float64]
 
 LIGHT = (
-    "2f6bd8", "e4572e", "2a9d5c", "b07d00", "8b4fd6", "0f9aa8", "d13f83", "6b7a1f", "8a5a3c",
-    "7a828e",
+    "2f6bd8", "e4572e", "2a9d5c", "b07d00", "9b3fd0", "00a9b8", "d13f83", "1b1f24", "7d4526",
+    "8f8b94",
 )  # fmt: skip
 DARK = (
-    "6ea0ff", "ff8a66", "57cf8b", "e3b341", "b98cff", "45cbd9", "ff7fb5", "b3c556", "c99a7b",
-    "aab3bf",
+    "6ea0ff", "ff8a66", "57cf8b", "e3b341", "c77dff", "35d0e0", "ff7fb5", "ffffff", "8a5028",
+    "8f97a3",
 )  # fmt: skip
 COLOURS = len(LIGHT)
 """Of series; after these they come again, dashed."""
@@ -86,7 +86,7 @@ def line_chart(
     legend, legend_height = _legend(drawn, names if len(names) > 1 else [], width)
     top, bottom = TOP + legend_height, height - BOTTOM
     across = x.over([line.x for line in drawn], LEFT, width - RIGHT)
-    up = y.over([line.y for line in drawn], bottom, top)
+    up = y.over([line.y for line in drawn], bottom, top, to_a_tick=True)
     parts = [legend, _grid(across.ticks(), up.ticks(), width, top, bottom, x.name, y.name)]
     for line in drawn:
         path = _path(across.places(line.x), up.places(line.y))

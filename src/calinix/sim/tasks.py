@@ -96,6 +96,7 @@ def named(task: Task) -> tuple[str, Scenario]:
     """The strategy's name and the scenario with all that was changed of it. Raises ValueError."""
     name, _, own = task.strategy.partition(":")
     settings = merged(parsed(task.changes), parsed(own))
+    _name_no_strategy(settings)
     scenario = SCENARIOS[task.scenario]
     scenario_says = settings.pop("scenario", {})
     try:
@@ -114,6 +115,16 @@ def named(task: Task) -> tuple[str, Scenario]:
         speeds = changes.speeds
         fields["groups"] = tuple(replace(group, speeds=speeds) for group in scenario.groups)
     return name.strip(), replace(scenario, settings=merged(scenario.settings, settings), **fields)
+
+
+def _name_no_strategy(settings: dict[str, Any]) -> None:
+    """Raises ValueError where settings put another strategy in the place of the one that is run."""
+    gateway = settings.get("gateway")
+    key, name = "gateway.strategy", gateway.get("strategy") if isinstance(gateway, dict) else None
+    if isinstance(name, dict):
+        key, name = f"{key}.name", name.get("name")
+    if name is not None:
+        raise ValueError(f"{key} is not to be set here; write --strategy {name}")
 
 
 def check(task: Task) -> None:

@@ -60,7 +60,7 @@ class RequestRecord:
         """Unix time in seconds; filled in at the end where it is 0."""
         self.ttft_us = ttft_us
         self.itl_us = itl_us
-        """Mean gap between tokens (or chunks, where tokens cannot be told) of a streamed answer."""
+        """Mean gap between tokens of a streamed answer; events, where the pod counted no tokens."""
         self.e2e_us = e2e_us
         self.decision_us = decision_us
         self.prompt_blocks = prompt_blocks
