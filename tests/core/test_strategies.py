@@ -345,7 +345,7 @@ def last_place(state: Any, request: RouteRequest, choice: Choice) -> int:
 
 def test_a_host_can_bring_its_own_recipe() -> None:
     """It takes the place of the strategy's for the roles it names, also after a change of these."""
-    own = Recipe((), (), (), (), last_place, False)
+    own = Recipe(last_place)
     router = make_router(make_config(3, 3, 3, strategy="roundRobin"), recipes={"decode": own})
     plans = [ask(router, mode="dispatch") for _ in range(3)]
     assert {plan.pod.id for plan in plans} == {"decode-2"}

@@ -127,20 +127,17 @@ class Recipe:
 
     def __init__(
         self,
-        filters: tuple[tuple[str, Filter], ...],
-        scorers: tuple[tuple[str, float, Scorer], ...],
-        names: tuple[str, ...],
-        weights: tuple[float, ...],
         picker: Picker,
-        uses_cache: bool,
+        scorers: tuple[tuple[str, float, Scorer], ...] = (),
+        filters: tuple[tuple[str, Filter], ...] = (),
+        uses_cache: bool = False,
     ):
+        self.picker = picker
+        self.scorers = scorers
+        """(name, weight, scorer). Weights of -1: they are costs in seconds."""
+        self.names = tuple(name for name, _, _ in scorers)
+        self.weights = tuple(weight for _, weight, _ in scorers)
         self.filters = filters
         """After those that always apply; with their names."""
-        self.scorers = scorers
-        """(name, weight, scorer)."""
-        self.names = names
-        """Of the scorers; likewise:"""
-        self.weights = weights
-        self.picker = picker
         self.uses_cache = uses_cache
         """A scorer needs to know how much of the prompt each candidate holds."""

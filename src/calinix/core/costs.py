@@ -1,7 +1,9 @@
 """The costs that the predictive strategy compares: each in seconds, one for every candidate.
 
-To add one: write the function, and its line in COSTS. A credit is a cost below zero. As scorers
-they weigh -1: the cheapest candidate has the highest score.
+To add one: write the function, and its line in COSTS. Those of a recipe are called in its order:
+`queue` sets `choice.request_s`, which `crowd` reads, and `prefill` `choice.own_s`, which `others`
+does. A credit is a cost below zero. As scorers they weigh -1: the cheapest candidate has the
+highest score.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The pickers: each names one of the candidates.
 
-To add one: write the function, and its line in PICKERS.
+To add one: write the function, and its line in PICKERS. A place is an index among the candidates
+(`choice.among.slots`, and every array of the choice); a slot is one in the table of all pods.
 """
 
 # ruff: noqa: ARG001  one signature for all

@@ -1,6 +1,7 @@
 """The strategies: which filters, scorers and picker choose a pod, per role.
 
-To add one: write the function, and its line in STRATEGIES.
+To add one: write the function, its line in STRATEGIES, and its name in config/policy.py
+(docs/policies.md has an example).
 """
 
 from __future__ import annotations
@@ -24,11 +25,9 @@ def _recipe(
     if weights and not used:
         used = {"load": 0.0}  # all are equal, and the picker still has scores to compare
     return Recipe(
-        tuple((name, FILTERS[name]) for name in filters),
-        tuple((name, weight, SCORERS[name]) for name, weight in used.items()),
-        tuple(used),
-        tuple(used.values()),
         PICKERS[picker],
+        tuple((name, weight, SCORERS[name]) for name, weight in used.items()),
+        tuple((name, FILTERS[name]) for name in filters),
         uses_cache="cache" in used,
     )
 
@@ -79,14 +78,8 @@ def _predictive(strategy: Strategy, role: Role) -> Recipe:  # noqa: ARG001
     names = ["queue", "prefill", "others"]
     names += ["decode", "transfer"] if role == "decode" else ["crowd"]
     names += [] if role == "prefill" else ["session"]
-    return Recipe(
-        (),
-        tuple((name, -1.0, COSTS[name]) for name in names),
-        tuple(names),
-        (-1.0,) * len(names),
-        PICKERS["cheapest"],
-        uses_cache=True,
-    )
+    costs = tuple((name, -1.0, COSTS[name]) for name in names)
+    return Recipe(PICKERS["cheapest"], costs, uses_cache=True)
 
 
 STRATEGIES: dict[str, Callable[[Strategy, Role], Recipe]] = {

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from calinix.core.choice import Choice, Picker, Recipe, Scorer
+from calinix.core.choice import Choice, Recipe, Scorer
 from calinix.core.columns import Term
 from calinix.core.kv import Chain, PrefixRegistry
 from calinix.core.pickers import PICKERS
@@ -36,10 +36,6 @@ LLMD_QUEUE, LLMD_KV, LLMD_PREFIX = 2.0, 2.0, 3.0
 AIBRIX_GAP = 8.0
 CLAIRVOYANT_ALPHA = 1.0
 """What a second of work here costs those who come later."""
-
-
-def _recipe(picker: Picker, *, uses_cache: bool = False) -> Recipe:
-    return Recipe((), (), (), (), picker, uses_cache=uses_cache)
 
 
 def _any_least(costs: Floats, rng: Rng) -> int:
@@ -111,9 +107,9 @@ class _SmgCacheAware:
 def _smg_cache_aware(cluster: Cluster) -> Recipes:
     """Prefill as single; decode by power of two, as its documentation pairs them."""
     return {
-        "single": _recipe(_SmgCacheAware(cluster).pick),
-        "prefill": _recipe(_SmgCacheAware(cluster).pick),
-        "decode": _recipe(PICKERS["lessLoadedOfTwo"]),
+        "single": Recipe(_SmgCacheAware(cluster).pick),
+        "prefill": Recipe(_SmgCacheAware(cluster).pick),
+        "decode": Recipe(PICKERS["lessLoadedOfTwo"]),
     }
 
 
@@ -196,9 +192,9 @@ class _DynamoCost:
 
 def _dynamo_cost(cluster: Cluster) -> Recipes:
     return {
-        "single": _recipe(_DynamoCost(cluster, "single").pick, uses_cache=True),
-        "prefill": _recipe(_DynamoCost(cluster, "prefill").pick, uses_cache=True),
-        "decode": _recipe(_DynamoCost(cluster, "decode").pick),
+        "single": Recipe(_DynamoCost(cluster, "single").pick, uses_cache=True),
+        "prefill": Recipe(_DynamoCost(cluster, "prefill").pick, uses_cache=True),
+        "decode": Recipe(_DynamoCost(cluster, "decode").pick),
     }
 
 
@@ -220,9 +216,7 @@ def _llmd_default(cluster: Cluster) -> Recipes:
         ("kvFree", LLMD_KV, kv_free),
         ("cache", LLMD_PREFIX, SCORERS["cache"]),
     )
-    names = tuple(name for name, _, _ in scorers)
-    weights = tuple(weight for _, weight, _ in scorers)
-    recipe = Recipe((), scorers, names, weights, PICKERS["best"], uses_cache=True)
+    recipe = Recipe(PICKERS["best"], scorers, uses_cache=True)
     return {"single": recipe, "prefill": recipe, "decode": recipe}
 
 
@@ -238,8 +232,8 @@ def _aibrix_prefix_pick(state: State, request: RouteRequest, choice: Choice) -> 
 
 
 def _aibrix_prefix(cluster: Cluster) -> Recipes:
-    recipe = _recipe(_aibrix_prefix_pick, uses_cache=True)
-    return {"single": recipe, "prefill": recipe, "decode": _recipe(_least_requests)}
+    recipe = Recipe(_aibrix_prefix_pick, uses_cache=True)
+    return {"single": recipe, "prefill": recipe, "decode": Recipe(_least_requests)}
 
 
 def _least_requests(state: State, request: RouteRequest, choice: Choice) -> int:
@@ -277,7 +271,7 @@ def _clairvoyant(cluster: Cluster) -> Recipes:
             costs[place] = decode_s + transfer_s
         return _any_least(costs, state.rng)
 
-    first, last = _recipe(first_token), _recipe(last_token)
+    first, last = Recipe(first_token), Recipe(last_token)
     return {"single": first, "prefill": first, "decode": last}
 
 

@@ -64,15 +64,17 @@ def run(
     load: float | None = None,
     pods: int | None = None,
     progress: Callable[[float], None] | None = None,
+    recipes: Mapping[Role, Recipe] | None = None,
 ) -> Run:
     """Lets the scenario happen once. Equal arguments give equal runs.
 
     `strategy` is a strategy of the gateway, or one of BASELINES; `load` times the workload's own
-    rate; `pods` in all; `progress` is told the share of the requests that have come.
+    rate; `pods` in all; `progress` is told the share of the requests that have come. `recipes`
+    take the place of the strategy's, for the roles that they name.
     Raises msgspec.ValidationError for a strategy that nobody knows.
     """
     load = scenario.load if load is None else load
-    stage = build(scenario, strategy, seed, pods=pods)
+    stage = build(scenario, strategy, seed, pods=pods, recipes=recipes)
     cluster = stage.cluster
     _Watch(stage, scenario.workload.requests, progress).look(None)
     cluster.feed(scenario.workload.arrivals(random.Random(f"{seed}/arrivals"), load))
@@ -90,7 +92,14 @@ class Stage(msgspec.Struct, frozen=True, eq=False):
     config: dict[str, Any]
 
 
-def build(scenario: Scenario, strategy: str, seed: int, *, pods: int | None = None) -> Stage:
+def build(
+    scenario: Scenario,
+    strategy: str,
+    seed: int,
+    *,
+    pods: int | None = None,
+    recipes: Mapping[Role, Recipe] | None = None,
+) -> Stage:
     """The scenario's pods and gateways, its faults and the gateways' exchange on the clock."""
     described = scenario.pods(pods)
     baseline = BASELINES.get(strategy)
@@ -103,8 +112,8 @@ def build(scenario: Scenario, strategy: str, seed: int, *, pods: int | None = No
     doors: list[Door] = []
     for number in range(scenario.gateways):
         rng = random.Random(f"{seed}/gateway/{number}")
-        recipes: Mapping[Role, Recipe] | None = None if baseline is None else baseline(cluster)
-        router = Router(structs, rng, recipes)
+        own = recipes if baseline is None else baseline(cluster)
+        router = Router(structs, rng, own)
         doors.append(Door(cluster, router, structs, rng, block_tokens, scenario.late_s))
     cluster.gateways.extend(doors)
     plan(scenario.faults, cluster, doors)
