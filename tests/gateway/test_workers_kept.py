@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,6 +51,21 @@ class Played:
         self._link.close()
 
 
+@contextlib.asynccontextmanager
+async def one_worker(folder: Path, drain_s: float = 1.0) -> AsyncIterator[tuple[Workers, Played]]:
+    """A supervisor with one worker, which is ready and is played."""
+    workers = Workers(1, lambda _: SLEEPS, folder, drain_s)
+    starting = asyncio.ensure_future(workers.start())
+    played = Played(workers)
+    await played.join()
+    assert await starting == 0
+    try:
+        yield workers, played
+    finally:
+        await workers.kill()
+        played.close()
+
+
 @kit.on_loop
 async def test_a_first_worker_that_cannot_start_ends_the_start(tmp_path: Path) -> None:
     """No process at all is a status, and not an error that nobody hears of."""
@@ -80,41 +97,33 @@ async def test_a_later_worker_that_cannot_start_is_tried_again(tmp_path: Path) -
 @kit.on_loop
 async def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
     """One that says nothing at so many looks is killed and started anew; one word is enough."""
-    workers = Workers(1, lambda _: SLEEPS, tmp_path, 1.0)
-    starting = asyncio.ensure_future(workers.start())
-    seat, played = workers.seats[0], Played(workers)
-    await played.join()
-    assert await starting == 0
-    first = seat.process
-    assert first is not None
-    for _ in range(HUNG_LOOKS):
+    async with one_worker(tmp_path) as (workers, played):
+        seat = workers.seats[0]
+        first = seat.process
+        assert first is not None
+        for _ in range(HUNG_LOOKS):
+            workers.look()
+        played.say(Kind.REPORT)
+        await kit.until(lambda: not seat.silent_looks, "it is heard")
+        for _ in range(HUNG_LOOKS):
+            workers.look()
+        assert not first.returncode
         workers.look()
-    played.say(Kind.REPORT)
-    await kit.until(lambda: not seat.silent_looks, "it is heard")
-    for _ in range(HUNG_LOOKS):
-        workers.look()
-    assert not first.returncode
-    workers.look()
-    await kit.until(lambda: seat.process is not first and bool(seat.pid), "another takes its seat")
-    assert (first.returncode, seat.restarts) == (-signal.SIGKILL, 1)
-    await workers.kill()
-    played.close()
+        await kit.until(
+            lambda: seat.process is not first and bool(seat.pid), "another takes its seat"
+        )
+        assert (first.returncode, seat.restarts) == (-signal.SIGKILL, 1)
 
 
 @kit.on_loop
 async def test_nobody_asks_a_worker_that_is_silent(tmp_path: Path) -> None:
     """Two looks without a word are usual; after more, another one answers for all."""
-    workers = Workers(1, lambda _: SLEEPS, tmp_path, 1.0)
-    starting = asyncio.ensure_future(workers.start())
-    seat, played = workers.seats[0], Played(workers)
-    await played.join()
-    assert await starting == 0
-    seat.silent_looks = SILENT_LOOKS
-    assert list(workers.running()) == [seat]
-    workers.look()
-    assert not list(workers.running())
-    await workers.kill()
-    played.close()
+    async with one_worker(tmp_path) as (workers, _):
+        seat = workers.seats[0]
+        seat.silent_looks = SILENT_LOOKS
+        assert list(workers.running()) == [seat]
+        workers.look()
+        assert not list(workers.running())
 
 
 @kit.on_loop
@@ -123,53 +132,43 @@ async def test_who_is_to_hurry_and_does_not_is_killed(
 ) -> None:
     """A worker that stands still does not hold up a second SIGTERM until the drain's time is up."""
     monkeypatch.setattr("calinix.gateway.workers.HURRY_S", 0.05)
-    workers = Workers(1, lambda _: SLEEPS, tmp_path, drain_s=600.0)
-    starting = asyncio.ensure_future(workers.start())
-    played = Played(workers)
-    await played.join()
-    assert await starting == 0
-    stopping = asyncio.ensure_future(workers.stop())
-    workers.hurry()
-    await asyncio.wait_for(stopping, 30.0)
-    played.close()
+    async with one_worker(tmp_path, drain_s=600.0) as (workers, _):
+        stopping = asyncio.ensure_future(workers.stop())
+        workers.hurry()
+        await asyncio.wait_for(stopping, 30.0)
 
 
 @kit.on_loop
 async def test_who_dies_under_a_scrape_is_counted_once(tmp_path: Path) -> None:
     """Its last counts were put aside when it ended; an answer that it gave before adds nothing."""
-    workers = Workers(1, lambda _: SLEEPS, tmp_path, 1.0)
-    admin = WorkersAdmin(make_config(single=1), workers, asyncio.get_running_loop())
-    starting = asyncio.ensure_future(workers.start())
-    seat, played = workers.seats[0], Played(workers)
-    await played.join()
-    assert await starting == 0
-    asked, may_answer = asyncio.Event(), asyncio.Event()
+    async with one_worker(tmp_path) as (workers, _):
+        admin = WorkersAdmin(make_config(single=1), workers, asyncio.get_running_loop())
+        seat = workers.seats[0]
+        asked, may_answer = asyncio.Event(), asyncio.Event()
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        asked.set()
-        await may_answer.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n# TYPE served_total counter\nserved_total 5\n")
-        writer.close()
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            asked.set()
+            await may_answer.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n# TYPE served_total counter\nserved_total 5\n")
+            writer.close()
 
-    server = await asyncio.start_unix_server(answer, str(workers.admin_socket(seat)))
-    request = Asked()
-    may_answer.set()
-    await admin._metrics(cast("Any", request))
-    assert b"served_total 5.0" in request.body
-    asked.clear()
-    may_answer.clear()
-    scrape = asyncio.ensure_future(admin._metrics(cast("Any", request)))
-    await asked.wait()
-    assert seat.process is not None
-    seat.process.kill()
-    await kit.until(lambda: not seat.ready, "its end is known")
-    may_answer.set()
-    await scrape
-    assert b"served_total 5.0" in request.body
-    await workers.kill()
-    server.close()
-    played.close()
+        server = await asyncio.start_unix_server(answer, str(workers.admin_socket(seat)))
+        request = Asked()
+        may_answer.set()
+        await admin._metrics(cast("Any", request))
+        assert b"served_total 5.0" in request.body
+        asked.clear()
+        may_answer.clear()
+        scrape = asyncio.ensure_future(admin._metrics(cast("Any", request)))
+        await asked.wait()
+        assert seat.process is not None
+        seat.process.kill()
+        await kit.until(lambda: not seat.ready, "its end is known")
+        may_answer.set()
+        await scrape
+        assert b"served_total 5.0" in request.body
+        server.close()
 
 
 class Asked:
